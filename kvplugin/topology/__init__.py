@@ -1,0 +1,21 @@
+"""Which tokens a row attends to: structure, merge, witnesses, counters."""
+
+from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter, new_counters, read_counters
+from kvplugin.topology.op import apply_topology_policy, lift_structural_scores, raise_recorded
+from kvplugin.topology.params import PolicyParams, lower
+from kvplugin.topology.witnesses import block_centroids, centroid_drift
+
+__all__ = [
+    "BYPASS_REASONS",
+    "PHASE_ROWS",
+    "Counter",
+    "PolicyParams",
+    "apply_topology_policy",
+    "block_centroids",
+    "centroid_drift",
+    "lift_structural_scores",
+    "lower",
+    "new_counters",
+    "raise_recorded",
+    "read_counters",
+]

@@ -1,0 +1,54 @@
+"""One checked call of the policy: the tensors every implementation receives, shapes and dtypes already verified."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kvplugin.topology.params import PolicyParams
+
+
+class PolicyCall(NamedTuple):
+    """Arguments of one ``apply_into`` call. Values are *not* trusted; shapes, dtypes and devices are.
+
+    Attributes:
+        topk: int32 or int64 ``[T, K]``, rewritten in place; any strides.
+        row_lengths: int32 or int64 ``[T]``; L < 0 marks a row to leave alone.
+        row_live: bool ``[T]`` or None (all live).
+        row_phase: int8 ``[T]`` (0 prefill, 1 decode) or None (all decode); other values count as decode.
+        offsets: int32 or int64 ``[T]`` or None (all 0); learned values are absolute, ``offset + token``.
+        scores: float32, bfloat16 or float16 ``[T, N]`` or None; ``scores[t, score_start[t] + token]``.
+        score_start: int32 or int64 ``[T]`` or None (all 0).
+        witness_scores: float32 or float64 ``[T, B]`` or None, one score per policy block (drift witnesses).
+        params: the policy, lowered for width K.
+        counters: int64 ``[2, len(Counter)]``, added to.
+        error: int64 ``[4]`` = (row + 1, value, low, high) of the first coordinate mismatch, or None. Only written while
+            ``error[0] == 0`` and ``params.mismatch`` is RAISE.
+    """
+
+    topk: Tensor
+    row_lengths: Tensor
+    row_live: Tensor | None
+    row_phase: Tensor | None
+    offsets: Tensor | None
+    scores: Tensor | None
+    score_start: Tensor | None
+    witness_scores: Tensor | None
+    params: PolicyParams
+    counters: Tensor
+    error: Tensor | None
+
+
+class LiftCall(NamedTuple):
+    """Arguments of one ``lift_into`` call: raise the scores of structural tokens to +inf, in place.
+
+    ``scores`` is float32, bfloat16 or float16 ``[T, N]``; the other fields are as in :class:`PolicyCall`.
+    """
+
+    scores: Tensor
+    row_lengths: Tensor
+    row_live: Tensor | None
+    row_phase: Tensor | None
+    score_start: Tensor | None
+    params: PolicyParams

@@ -1,0 +1,3 @@
+"""placeholder"""
+
+from kvplugin.topology.reference import apply_into, lift_into
