@@ -338,6 +338,7 @@ def _model_at(location: list[str]) -> type[BaseModel]:
     model: type[BaseModel] = KvpluginConfig
     for name in location:
         annotation = model.model_fields[name].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
         model = annotation
     return model

@@ -68,7 +68,8 @@ class CoordinateError(KvpluginError):
         self.row, self.value, self.low, self.high = row, value, low, high
         super().__init__(
             f"topology policy, row {row}: learned index {value} is outside [{low}, {high}); "
-            "coordinate_mismatch is 'raise', which stops the engine on purpose; use 'fallback' or 'drop' to go on serving"
+            "coordinate_mismatch is 'raise', which stops the engine on purpose; "
+            "use 'fallback' or 'drop' to go on serving"
         )
 
     def __reduce__(self) -> tuple[type[CoordinateError], tuple[int, int, int, int]]:

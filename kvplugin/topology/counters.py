@@ -22,9 +22,9 @@ class Counter(IntEnum):
     ``observe`` lets that happen) are kinds of row among those that were not bypassed.
 
     Tokens, over rows that were not bypassed: ``KEPT`` = learned and selected, ``EVICTED`` = learned and not selected,
-    ``INJECTED`` = structural, selected, not learned, ``BACKFILLED`` = the rest of the selection. ``INVALID`` = slots that
-    hold neither -1 nor a valid index. ``*_HIT`` of ``*_POSSIBLE`` structural tokens were already learned, each token under
-    one kind (sink before local before witness); rows that fell back have no structure and add nothing.
+    ``INJECTED`` = structural, selected, not learned, ``BACKFILLED`` = the rest of the selection. ``INVALID`` = slots
+    that hold neither -1 nor a valid index. ``*_HIT`` of ``*_POSSIBLE`` structural tokens were already learned, each
+    token under one kind (sink before local before witness); rows that fell back have no structure and add nothing.
     ``SEGMENTS_*``: coverage segments that hold at least one visible token, and those without a learned token before and
     without a selected token after the policy.
     """

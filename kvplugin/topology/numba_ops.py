@@ -1,3 +1,4 @@
-"""placeholder"""
+"""Not written yet."""
 
-from kvplugin.topology.reference import apply_into, lift_into
+from kvplugin.topology.reference import apply_into as apply_into
+from kvplugin.topology.reference import lift_into as lift_into

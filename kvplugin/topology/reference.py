@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -71,7 +72,7 @@ def structure_of(length: int, p: PolicyParams, block_scores: Sequence[float] | N
 def segments(length: int, p: PolicyParams) -> list[range]:
     """Coverage segments that hold at least one token of the row."""
     bounds = [s * length // p.segments for s in range(p.segments + 1)]
-    return [range(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+    return [range(a, b) for a, b in pairwise(bounds) if a < b]
 
 
 def empty_segments(tokens: set[int], length: int, p: PolicyParams) -> list[range]:
@@ -94,11 +95,10 @@ def _or_lowest(score: float) -> float:
     return -math.inf if math.isnan(score) else score
 
 
-def best_first(learned: Sequence[int], p: PolicyParams, score_row: Sequence[float] | None, start: int) -> list[int]:
+def best_first(learned: Sequence[int], p: PolicyParams, score_of: Mapping[int, float]) -> list[int]:
     """Learned tokens in the order in which they keep their slots."""
     if p.eviction is Eviction.LOWEST_SCORE:
-        assert score_row is not None  # rows without scores are bypassed
-        return sorted(learned, key=lambda token: (-_or_lowest(score_row[start + token]), token))
+        return sorted(learned, key=lambda token: (-_or_lowest(score_of[token]), token))
     if p.eviction is Eviction.OLDEST:
         return sorted(learned, reverse=True)
     return list(learned)
@@ -110,8 +110,7 @@ def select(
     p: PolicyParams,
     *,
     mismatch: bool,
-    score_row: Sequence[float] | None,
-    start: int,
+    score_of: Mapping[int, float],
     block_scores: Sequence[float] | None,
 ) -> Selection:
     """The selection of one row.
@@ -120,6 +119,7 @@ def select(
         learned: its unique valid learned tokens, in slot order.
         length: L > 0.
         mismatch: the row held bad indices and falls back.
+        score_of: score of each learned token, where the policy needs scores.
     """
     budget = min(p.width, length)
     known = set(learned)
@@ -138,7 +138,7 @@ def select(
     if p.eviction is Eviction.NONE:
         tokens = learned + sorted(structure.all - known, reverse=True)[: budget - len(learned)]
         return Selection(tokens + newest_first(length, set(tokens), budget - len(tokens)), structure)
-    ranked = best_first([t for t in learned if t not in structure.all], p, score_row, start)
+    ranked = best_first([t for t in learned if t not in structure.all], p, score_of)
     if p.witness is Witness.COVERAGE:
         kept = ranked[: budget - p.segments - len(structure.all)]
         structure = _with_gaps(structure, structure.all | set(kept), length, p)
@@ -230,13 +230,15 @@ def _apply_row(call: PolicyCall, row: int, values: list[int], length: int, offse
     if bad and p.mismatch is MismatchAction.RAISE and call.error is not None and call.error[0] == 0:
         call.error.copy_(torch.tensor([row + 1, bad[0], offset, offset + length]))
     mismatch = bool(bad) and p.mismatch is not MismatchAction.DROP and p.mode is not Mode.ONLY
+    score_of: dict[int, float] = {}
+    if p.needs_scores and call.scores is not None:
+        score_of = dict(zip(learned, call.scores[row, [start + token for token in learned]].tolist(), strict=True))
     chosen = select(
         list(learned),
         length,
         p,
         mismatch=mismatch,
-        score_row=call.scores[row].tolist() if p.needs_scores and call.scores is not None else None,
-        start=start,
+        score_of=score_of,
         block_scores=None if call.witness_scores is None else call.witness_scores[row].tolist(),
     )
     counts = _count(set(learned), chosen, length, p)
@@ -273,7 +275,7 @@ def _count(learned: set[int], chosen: Selection, length: int, p: PolicyParams) -
 
 
 def lift_into(call: LiftCall) -> None:
-    """Set the scores of each row's structural tokens to +inf; see :func:`kvplugin.topology.op.lift_structural_scores`."""
+    """Lift ``call.scores``; see :func:`kvplugin.topology.op.lift_structural_scores`."""
     p = call.params
     rows, columns = call.scores.shape
     if not p.mode.merges or call_bypass(p, rows) is not None:

@@ -16,7 +16,7 @@ def block_centroids(keys: Tensor, block_size: int) -> Tensor:
         block_size: tokens per block, at least 1.
 
     Returns:
-        ``[..., ceil(L / block_size), D]``: float64 for float64 keys, else float32 (half precision is summed in float32).
+        ``[..., ceil(L / block_size), D]``: float64 for float64 keys, else float32 (half precision sums in float32).
 
     Raises:
         ArgumentError: keys are not floating or have fewer than two dimensions, or block_size is below 1.
@@ -30,8 +30,8 @@ def block_centroids(keys: Tensor, block_size: int) -> Tensor:
     length = keys.shape[-2]
     blocks = -(-length // block_size)
     exact = keys if keys.dtype == torch.float64 else keys.float()
-    padded = torch.nn.functional.pad(exact, (0, 0, 0, blocks * block_size - length))
-    sums = padded.unflatten(-2, (blocks, block_size)).sum(-2)
+    padded: Tensor = torch.nn.functional.pad(exact, (0, 0, 0, blocks * block_size - length))
+    sums = padded.reshape(*keys.shape[:-2], blocks, block_size, keys.shape[-1]).sum(-2)
     starts = torch.arange(blocks, device=keys.device) * block_size
     return sums / (length - starts).clamp(max=block_size).unsqueeze(-1)
 
@@ -54,4 +54,5 @@ def centroid_drift(centroids: Tensor) -> Tensor:
         )
     exact = centroids if centroids.dtype == torch.float64 else centroids.float()
     steps = torch.linalg.vector_norm(exact.diff(dim=-2), dim=-1)
-    return torch.nn.functional.pad(steps, (1, 0))[..., : centroids.shape[-2]]
+    padded: Tensor = torch.nn.functional.pad(steps, (1, 0))
+    return padded[..., : centroids.shape[-2]]
