@@ -133,17 +133,19 @@ def select(
     if mismatch:
         return Selection(learned + newest_first(length, known, budget - len(learned)), Structure(set(), set(), set()))
     structure = structure_of(length, p, block_scores)
+    structural = structure.all
     if length <= p.width:
         return Selection(list(range(length)), structure)
     if p.eviction is Eviction.NONE:
-        tokens = learned + sorted(structure.all - known, reverse=True)[: budget - len(learned)]
+        tokens = learned + sorted(structural - known, reverse=True)[: budget - len(learned)]
         return Selection(tokens + newest_first(length, set(tokens), budget - len(tokens)), structure)
-    ranked = best_first([t for t in learned if t not in structure.all], p, score_of)
+    ranked = best_first([token for token in learned if token not in structural], p, score_of)
     if p.witness is Witness.COVERAGE:
-        kept = ranked[: budget - p.segments - len(structure.all)]
-        structure = _with_gaps(structure, structure.all | set(kept), length, p)
-        ranked = kept + [t for t in ranked[len(kept) :] if t not in structure.witness]
-    tokens = list(structure.all) + ranked[: budget - len(structure.all)]
+        kept = ranked[: budget - p.segments - len(structural)]
+        structure = _with_gaps(structure, structural | set(kept), length, p)
+        structural = structure.all
+        ranked = kept + [token for token in ranked[len(kept) :] if token not in structural]
+    tokens = list(structural) + ranked[: budget - len(structural)]
     return Selection(tokens + newest_first(length, set(tokens), budget - len(tokens)), structure)
 
 
