@@ -22,8 +22,10 @@ class ConfigProblem:
         return f"{self.key}: {self.found}; {self.cure}"
 
 
-class ConfigError(KvpluginError, ValueError):
+class ConfigError(KvpluginError):
     """One or more settings are wrong; all of them are listed at once.
+
+    Not a ValueError: pydantic, which builds vLLM's configuration, would bury the message in one of its own.
 
     Attributes:
         problems: every problem found, in the order of the configuration tree.

@@ -1,0 +1,1 @@
+"""The ``kvplugin`` command: one file per subcommand."""

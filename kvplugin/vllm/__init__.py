@@ -1,0 +1,1 @@
+"""The only folder that imports vLLM: registration, backends, builders, hooks; ``cpu/`` for the CPU engine."""

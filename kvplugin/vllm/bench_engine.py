@@ -1,0 +1,133 @@
+"""``kvplugin bench engine``: decode steps of one engine, the policy's hook off and on by turns, in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvplugin.config import ROOT_KEY
+from kvplugin.errors import EngineMismatch
+from kvplugin.vllm.backend_names import BACKEND_NAME
+
+WARM_UP_STEPS = 4
+KV_CACHE_BYTES = 512 << 20
+
+# The shape of a small GLM-5.2: enough layers for two index groups with followers. Weights are drawn at load time.
+MODEL_CONFIG: dict[str, Any] = {
+    "architectures": ["GlmMoeDsaForCausalLM"],
+    "model_type": "glm_moe_dsa",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "n_shared_experts": 1,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 128,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "first_k_dense_replace": 4,
+    "moe_layer_freq": 1,
+    "torch_dtype": "float32",
+    "index_head_dim": 128,
+    "index_n_heads": 4,
+    "index_topk_pattern": "FSSFSS",
+    "indexer_rope_interleave": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+}
+
+
+@dataclass(frozen=True)
+class EngineBench:
+    """What to run: ``requests`` decode side by side from ``context`` tokens on, ``steps`` steps each way."""
+
+    model: Path | None
+    requests: int
+    context: int
+    index_topk: int
+    steps: int
+
+
+def run(bench: EngineBench) -> tuple[dict[str, float], dict[str, float]]:
+    """Median milliseconds of a decode step with the hook ``off`` and ``on``, and the ratio ``on/off``.
+
+    Raises:
+        EngineMismatch: the engine runs without the plugin's hook.
+    """
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    with tempfile.TemporaryDirectory() as folder:
+        engine = _start(bench, Path(folder))
+        times = _measure(engine, bench)
+    medians = {name: median(values) * 1e3 for name, values in times.items()}
+    return medians, {"on/off": medians["on"] / medians["off"]}
+
+
+def _start(bench: EngineBench, folder: Path) -> Any:
+    from vllm import LLM
+
+    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG))
+    return LLM(
+        model=str(bench.model or folder),
+        load_format="auto" if bench.model else "dummy",
+        hf_overrides={"index_topk": bench.index_topk},
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=bench.context + 2 * bench.steps + WARM_UP_STEPS + 8,
+        max_num_seqs=bench.requests,
+        kv_cache_memory_bytes=KV_CACHE_BYTES,
+        attention_backend=BACKEND_NAME,
+        enable_prefix_caching=False,
+        seed=0,
+        additional_config={ROOT_KEY: {"policy": {"mode": "topology_sparse_merge"}, "metrics": {"enabled": False}}},
+    ).llm_engine
+
+
+def _measure(engine: Any, bench: EngineBench) -> dict[str, list[float]]:
+    from vllm import SamplingParams
+
+    from kvplugin.vllm.engine_state import engine_state
+
+    state = engine_state(engine.vllm_config)
+    hook = state.hook
+    if hook is None:
+        raise EngineMismatch("kvplugin bench engine", "the engine runs without the policy's hook", "see its log")
+    tokens = WARM_UP_STEPS + 2 * bench.steps
+    sampling = SamplingParams(max_tokens=tokens + 4, temperature=0, ignore_eos=True, detokenize=False)
+    for request in range(bench.requests):
+        prompt = [(17 * request + 31 * position) % 400 + 8 for position in range(bench.context)]
+        engine.add_request(str(request), {"prompt_token_ids": prompt}, sampling)
+    answered: set[str] = set()
+    while len(answered) < bench.requests:  # prefill, in as many steps as it takes
+        answered |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
+    times: dict[str, list[float]] = {"off": [], "on": []}
+    for step in range(tokens):
+        name = "on" if step % 2 else "off"
+        state.hook = hook if name == "on" else None
+        start = time.perf_counter()
+        engine.step()
+        if step >= WARM_UP_STEPS:
+            times[name].append(time.perf_counter() - start)
+    state.hook = hook
+    return times

@@ -1,0 +1,1 @@
+"""The parts that vLLM's CPU build lacks to serve DeepSeek sparse attention."""

@@ -1,0 +1,184 @@
+"""Sparse MLA on a CPU: backend, metadata and implementation, in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.sparse_mla_attention import SharedTopkIndicesBuffer
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    MLAAttentionImpl,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
+
+from kvplugin.vllm.backend_names import BACKEND_NAME
+from kvplugin.vllm.cpu.mla_ops import attend_rows, physical_rows, write_rows
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+
+class CpuSparseMLABackend(AttentionBackend):
+    """What ``--attention-backend KVPLUGIN`` selects on vLLM's CPU build."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+
+    @staticmethod
+    def get_name() -> str:
+        """Name in vLLM's logs."""
+        return BACKEND_NAME
+
+    @classmethod
+    def customize_spec(cls, spec: Any) -> Any:
+        """Blocks a whole number of rows apart, so that the cache is addressable as flat rows."""
+        return align_blocks_to_rows(spec)
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Any block size."""
+        return [MultipleOf(1)]
+
+    @staticmethod
+    def get_builder_cls() -> type[CpuSparseMLAMetadataBuilder]:
+        """The metadata builder."""
+        return CpuSparseMLAMetadataBuilder
+
+    @staticmethod
+    def get_impl_cls() -> type[CpuSparseMLAImpl]:
+        """The implementation."""
+        return CpuSparseMLAImpl
+
+    @classmethod
+    def is_mla(cls) -> bool:
+        """MLA only."""
+        return True
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        """Sparse only."""
+        return True
+
+
+@dataclass(frozen=True)
+class CpuSparseMLAMetadata(AttentionMetadata):
+    """One step. Every token is a decode token to vLLM's MLA layer: all attend through the top-k selection."""
+
+    num_actual_tokens: int
+    slot_mapping: Tensor
+    block_table: Tensor
+    row_request: Tensor
+    block_size: int
+    num_decodes: int
+    num_decode_tokens: int
+    num_prefills: int = 0
+
+
+class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]):
+    """Builds :class:`CpuSparseMLAMetadata`."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.NEVER
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> CpuSparseMLAMetadata:
+        """The step's rows and their requests."""
+        common = common_attn_metadata
+        query_lengths = common.query_start_loc_cpu[: common.num_reqs + 1].diff().long()
+        return CpuSparseMLAMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            slot_mapping=common.slot_mapping,
+            block_table=common.block_table_tensor,
+            row_request=torch.repeat_interleave(query_lengths),
+            block_size=self.kv_cache_spec.block_size,
+            num_decodes=common.num_reqs,
+            num_decode_tokens=common.num_actual_tokens,
+        )
+
+
+class CpuSparseMLAImpl(SharedTopkIndicesBuffer, MLAAttentionImpl[CpuSparseMLAMetadata]):
+    """Reads the shared top-k buffer, converts it to physical rows, and attends to those rows of the latent cache."""
+
+    is_sparse = True
+    supports_dense_mha_prefill = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        *,
+        kv_lora_rank: int,
+        indexer: object | None = None,
+        topk_indices_buffer: Tensor | None = None,
+        **unused: Any,
+    ) -> None:
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads
+        self.kv_cache_dtype = kv_cache_dtype
+        self.kv_lora_rank = kv_lora_rank
+        self.init_topk_indices_buffer(indexer, topk_indices_buffer)
+
+    def record_logical_topk_ready(self) -> None:
+        """Nothing to record: the CPU runs indexer and attention in order."""
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: Tensor,
+        k_pe: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        kv_cache_dtype: str,
+        k_scale: Tensor,
+    ) -> None:
+        """Write ``[latent | rope]`` of each token (``[T, C]`` and ``[T, 1, R]``) into the paged cache."""
+        if kv_cache.numel() == 0:  # profiling, before the cache exists
+            return
+        block_size = kv_cache.shape[1]
+        rows, stride_rows = flat_kv_row_view(kv_cache, block_size)
+        values = torch.cat([kv_c_normed, k_pe.flatten(1)], dim=-1)
+        write_rows(values, rows, slot_mapping.flatten(), block_size, stride_rows)
+
+    def forward_mqa(
+        self,
+        q: Tensor | tuple[Tensor, Tensor],
+        kv_c_and_k_pe_cache: Tensor,
+        attn_metadata: CpuSparseMLAMetadata,
+        layer: Any,
+    ) -> tuple[Tensor, None]:
+        """Attention of ``q`` (``[T, H, C + R]``) over each row's selection: ``[T, H, C]``."""
+        query = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+        buffer = self.topk_indices_buffer
+        assert buffer is not None  # vLLM hands every sparse layer the shared buffer
+        step, count = attn_metadata, query.shape[0]
+        rows, stride_rows = flat_kv_row_view(kv_c_and_k_pe_cache, step.block_size)
+        # A selection is a set; in token order its sums are the same whatever the top-k's order or the page layout.
+        selection = buffer[:count].sort(dim=1, descending=True).values
+        physical = physical_rows(
+            selection,
+            step.row_request[:count],
+            step.block_table,
+            block_size=step.block_size,
+            stride_rows=stride_rows,
+            num_blocks=kv_c_and_k_pe_cache.shape[0],
+        )
+        return attend_rows(query, rows, physical, self.scale, self.kv_lora_rank), None

@@ -1,0 +1,71 @@
+"""Row-wise pieces of sparse MLA on a CPU: cache writes, logical to physical rows, attention over selected rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROWS_AT_ONCE = 64
+"""Query rows per gather: bounds the temporary ``[rows, selected, C + R]``."""
+
+
+def write_rows(values: Tensor, rows: Tensor, slots: Tensor, block_size: int, stride_rows: int) -> None:
+    """Write values ``[T, D]`` to the flat cache ``rows`` (``[R, D]``); slots outside the cache are skipped."""
+    count = min(len(slots), len(values))  # either may be padded
+    slots = slots[:count].long()
+    target = slots // block_size * stride_rows + slots % block_size
+    valid = (slots >= 0) & (target < len(rows))
+    rows[target[valid]] = values[:count][valid].to(rows.dtype)
+
+
+def physical_rows(
+    selection: Tensor,
+    row_request: Tensor,
+    block_table: Tensor,
+    *,
+    block_size: int,
+    stride_rows: int,
+    num_blocks: int,
+) -> Tensor:
+    """Flat cache row of each selected token, -1 where a slot is unused or leads outside the request's pages.
+
+    Args:
+        selection: int ``[T, K]``, logical token indices, -1 = unused.
+        row_request: int ``[T]``, row of ``block_table``.
+        block_table: int ``[R, M]``.
+
+    Returns:
+        int64 ``[T, K]``.
+    """
+    tokens = selection.long()
+    page = tokens.clamp_min(0) // block_size
+    known = (tokens >= 0) & (page < block_table.shape[1])
+    block = block_table[row_request].gather(1, page.clamp_max(block_table.shape[1] - 1)).long()
+    known &= (block >= 0) & (block < num_blocks)
+    return torch.where(known, block * stride_rows + tokens % block_size, -1)
+
+
+def attend_rows(query: Tensor, rows: Tensor, physical: Tensor, scale: float, value_dim: int) -> Tensor:
+    """Softmax attention of each query over its selected cache rows, in float32.
+
+    Args:
+        query: floating ``[T, H, D]``.
+        rows: floating ``[R, D]``; the first ``value_dim`` columns are the values.
+        physical: int64 ``[T, K]``, -1 = unused, anywhere in the row.
+
+    Returns:
+        ``[T, H, value_dim]`` in the query's dtype; 0 for a row that selects nothing.
+    """
+    out = query.new_zeros(*query.shape[:2], value_dim)
+    for start in range(0, len(query), ROWS_AT_ONCE):
+        part = slice(start, start + ROWS_AT_ONCE)
+        columns = (physical[part] >= 0).any(0).nonzero()
+        if len(columns) == 0:
+            continue
+        selected = physical[part, : int(columns[-1]) + 1]
+        unused = (selected < 0).unsqueeze(1)
+        cached = rows[selected.clamp_min(0)].float()
+        logits = torch.einsum("thd,tkd->thk", query[part].float(), cached) * scale
+        weights = logits.masked_fill_(unused, -torch.inf).softmax(-1).masked_fill_(unused, 0)
+        out[part] = torch.einsum("thk,tkd->thd", weights, cached[..., :value_dim]).to(query.dtype)
+    return out

@@ -1,0 +1,110 @@
+"""What ``kvplugin doctor`` asks of the vLLM that is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import entry_points, packages_distributions, version
+
+from kvplugin.checks import Check, Status
+from kvplugin.vllm.ledger import CHECKED_VERSIONS, POINTS, problem
+from kvplugin.vllm.settings import DISABLE_VARIABLES, disabled_by_environment
+
+PLUGIN_NAME = "kvplugin"
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins")
+ALLOW_VARIABLE = "VLLM_PLUGINS"
+
+
+def engine_checks() -> list[Check]:
+    """Version, registration, platform and ledger; a vLLM that cannot be imported is one failed check."""
+    # The report is the only thing to print; vLLM logs to standard output while it is imported.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm
+
+        found = f"{vllm.__version__} ({_distribution_of('vllm')})"
+        known = vllm.__version__.split("+")[0] in CHECKED_VERSIONS
+    except Exception as error:
+        return [Check("vllm", Status.FAILED, f"cannot be imported: {error}", "repair the vLLM installation")]
+    return [
+        Check(
+            "vllm",
+            Status.OK if known else Status.NOTE,
+            found,
+            "" if known else f"not among the checked versions: {', '.join(CHECKED_VERSIONS)}",
+        ),
+        *_plugin_checks(),
+        *_platform_checks(),
+        *_ledger_checks(),
+    ]
+
+
+def _distribution_of(module: str) -> str:
+    """``name version`` of the distribution that provides a module; several providers are all named."""
+    names = packages_distributions().get(module, [])
+    return ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(names)) or "unknown distribution"
+
+
+def _plugin_checks() -> Iterator[Check]:
+    missing = [group for group in PLUGIN_GROUPS if PLUGIN_NAME not in entry_points(group=group).names]
+    yield Check(
+        "plugin discovered",
+        Status.FAILED if missing else Status.OK,
+        f"missing from {', '.join(missing)}" if missing else ", ".join(PLUGIN_GROUPS),
+        "install kvplugin into the environment that runs vLLM: pip install kvplugin" if missing else "",
+    )
+    allowed = os.environ.get(ALLOW_VARIABLE)
+    admitted = allowed is None or PLUGIN_NAME in [name.strip() for name in allowed.split(",")]
+    yield Check(
+        "plugin allowed",
+        Status.OK if admitted else Status.FAILED,
+        f"{ALLOW_VARIABLE} is {'not set' if allowed is None else repr(allowed)}",
+        "" if admitted else f"add {PLUGIN_NAME} to {ALLOW_VARIABLE}, or unset it",
+    )
+    off = disabled_by_environment()
+    yield Check(
+        "plugin enabled",
+        Status.NOTE if off else Status.OK,
+        "switched off by the environment" if off else "yes",
+        f"unset {' and '.join(DISABLE_VARIABLES)} to switch it on" if off else "",
+    )
+
+
+def _platform_checks() -> Iterator[Check]:
+    from vllm.platforms import current_platform
+    from vllm.plugins import load_general_plugins
+
+    from kvplugin.vllm.backend_names import ALIAS_NAME, BACKEND_NAME
+
+    load_general_plugins()
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    ours = type(current_platform).__module__.startswith("kvplugin.")
+    yield Check(
+        "plugin active",
+        Status.OK if ours else Status.NOTE,
+        f"platform {type(current_platform).__qualname__}",
+        "" if ours else "this version acts on vLLM's CPU platform only; elsewhere vLLM runs as without the plugin",
+    )
+    names = AttentionBackendEnum.__members__
+    for name in (BACKEND_NAME, ALIAS_NAME):
+        member = names.get(name)
+        path = member.get_path() if member is not None and (member.value or member.is_overridden()) else None
+        yield Check(
+            f"backend {name}",
+            Status.OK if path is not None and path.startswith("kvplugin.") else Status.NOTE,
+            path or "not registered",
+            "" if path else "registered where the plugin is active",
+        )
+
+
+def _ledger_checks() -> Iterator[Check]:
+    for point in POINTS:
+        wrong = problem(point)
+        yield Check(
+            f"{point.kind} {point.target.partition(':')[2]}",
+            Status.FAILED if wrong else Status.OK,
+            wrong or "present",
+            f"use vLLM {' or '.join(CHECKED_VERSIONS)}" if wrong else "",
+        )

@@ -1,0 +1,97 @@
+"""What the plugin holds for one engine in one worker process: its hook and the export of its counters."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from kvplugin.config import KvpluginConfig, Mode
+from kvplugin.errors import KvpluginError
+from kvplugin.metrics.definitions import ACTIVE, ActiveState, InactiveReason
+from kvplugin.metrics.export import CounterExporter
+from kvplugin.metrics.status import report_active
+from kvplugin.vllm.hook import PolicyHook, TopkFunction
+from kvplugin.vllm.log import logger
+from kvplugin.vllm.self_test import SelectRows, run_self_test
+from kvplugin.vllm.settings import engine_config
+
+_ENGINES: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
+"""Owner: :func:`engine_state`. An entry keeps its configuration alive, so an id cannot be reused while it is here."""
+
+
+class EngineState:
+    """The plugin's part of one engine.
+
+    Attributes:
+        hook: the policy at the top-k stage, or None where nothing is to be computed.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.hook: PolicyHook | None = None
+        self._vllm_config = vllm_config
+        self._attached = False
+        self._config: KvpluginConfig | None = engine_config(vllm_config)
+
+    def attach(
+        self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction, *, exports: bool
+    ) -> None:
+        """Build the hook, prove that it fires, and export its counters. Every indexer calls; the first one counts.
+
+        A policy that does not work here is reported and switched off; the engine goes on.
+
+        Args:
+            device: of the top-k buffer.
+            width: K of the top-k buffer.
+            select_rows: the indexer's top-k stage, which looks at ``hook``.
+            topk: its top-k alone.
+            exports: this process speaks for its tensor-parallel group.
+        """
+        if self._attached:
+            return
+        self._attached = True
+        state = self._activate(device, width, select_rows, topk)
+        if state != ACTIVE:
+            self.hook = None
+            logger.warning("kvplugin: inactive: %s", state)
+        if exports:
+            self._export(state)
+
+    def _activate(self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction) -> ActiveState:
+        if self._config is None:
+            return InactiveReason.NOT_CONFIGURED
+        if self._config.policy.mode is Mode.DISABLED:
+            return InactiveReason.POLICY_DISABLED
+        try:
+            self.hook = PolicyHook(self._config, width, device, topk)
+            rows = run_self_test(self.hook, select_rows, topk)
+        except KvpluginError as error:
+            logger.error("kvplugin: %s", error)
+            return InactiveReason.SELF_TEST_FAILED
+        except Exception:
+            logger.exception("kvplugin: the self-test could not run")
+            return InactiveReason.SELF_TEST_FAILED
+        logger.info("kvplugin: self-test passed: the hook fired on %d synthetic rows of width %d", rows, width)
+        return ACTIVE
+
+    def _export(self, state: ActiveState) -> None:
+        if self._config is not None and not self._config.metrics.enabled:
+            return
+        report_active(state)
+        if self.hook is not None:
+            exporter = CounterExporter(self.hook.counters, self.hook.sampled)
+            exporter.start()
+            weakref.finalize(self, exporter.close)
+
+
+def engine_state(vllm_config: Any) -> EngineState:
+    """The state of the engine that a configuration belongs to, made on first use.
+
+    Target and draft models of one engine have different configurations that share their compilation configuration.
+    """
+    key = id(vllm_config.compilation_config)
+    state = _ENGINES.get(key)
+    if state is None:
+        state = _ENGINES[key] = EngineState(vllm_config)
+    return state

@@ -1,0 +1,246 @@
+"""Every point of vLLM that the plugin subclasses, registers with, wraps or replaces. ``LEDGER.md`` comes from here."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How the plugin takes hold of a point."""
+
+    SUBCLASS = "subclass"
+    REGISTER = "register"
+    WRAP = "wrap"
+    REPLACE = "replace"
+    READ = "read"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of vLLM.
+
+    Attributes:
+        target: ``module:qualified.name``.
+        kind: how it is taken hold of.
+        why, how: the reason, and the means.
+        signature: parameter names of a callable as last checked, empty for what is no callable.
+        module: file of the plugin that does it, as a dotted name.
+        remove_when: what would make the row unnecessary.
+    """
+
+    target: str
+    kind: Kind
+    why: str
+    how: str
+    signature: tuple[str, ...]
+    module: str
+    remove_when: str
+
+
+CHECKED_VERSIONS = ("0.32.0",)
+"""vLLM versions against which every row was resolved and run (CPU build)."""
+
+POINTS = (
+    Point(
+        "vllm.v1.attention.backends.registry:register_backend",
+        Kind.REGISTER,
+        "--attention-backend KVPLUGIN, and CUSTOM as an alias",
+        "registers a class path under both names; the new member pickles through the plugin",
+        ("backend", "class_path", "is_mamba"),
+        "kvplugin.vllm.backend_names",
+        "never: this is vLLM's own extension point",
+    ),
+    Point(
+        "vllm.platforms.cpu:CpuPlatform.get_attn_backend_cls",
+        Kind.SUBCLASS,
+        "the stock CPU platform refuses sparse attention",
+        "answers the plugin's backend for sparse MLA when it was chosen",
+        ("selected_backend", "attn_selector_config", "num_heads"),
+        "kvplugin.vllm.cpu.platform",
+        "vLLM's CPU platform serves sparse MLA",
+    ),
+    Point(
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        Kind.SUBCLASS,
+        "it switches off chunked prefill and prefix caching for MLA and forces block size 16",
+        "keeps the operator's values for DSA models under the plugin's backend; validates the plugin's configuration",
+        ("vllm_config",),
+        "kvplugin.vllm.cpu.platform",
+        "vLLM's CPU platform serves sparse MLA",
+    ),
+    Point(
+        "vllm.platforms:cpu_platform_plugin",
+        Kind.READ,
+        "the platform is replaced only where the stock CPU platform would be in charge",
+        "called in the platform probe",
+        (),
+        "kvplugin.vllm.plugin",
+        "vLLM's CPU platform serves sparse MLA",
+    ),
+    Point(
+        "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
+        Kind.SUBCLASS,
+        "a row's phase needs the prompt length of its request",
+        "binds the worker's model runner after vLLM made it",
+        (),
+        "kvplugin.vllm.cpu.worker",
+        "attention metadata carries prompt lengths",
+    ),
+    Point(
+        "vllm.v1.worker.cpu_worker:CPUWorker.load_model",
+        Kind.SUBCLASS,
+        "the CPU parts must be in place before the model is built, in the worker only",
+        "installs them, then loads as vLLM does",
+        ("load_dummy_weights",),
+        "kvplugin.vllm.cpu.worker",
+        "vLLM's CPU build serves sparse MLA",
+    ),
+    Point(
+        "vllm.v1.worker.gpu_input_batch:InputBatch.num_prompt_tokens_cpu_tensor",
+        Kind.READ,
+        "a row's phase needs the prompt length of its request",
+        "read when the indexer's metadata is built",
+        (),
+        "kvplugin.vllm.cpu.requests",
+        "attention metadata carries prompt lengths",
+    ),
+    Point(
+        "vllm.model_executor.custom_op:CustomOp.register_oot",
+        Kind.REGISTER,
+        "the stock indexer op runs on a CPU only for index_topk = 512 and AVX-512",
+        "registers CpuSparseAttnIndexer in place of SparseAttnIndexer",
+        ("_decorated_op_cls", "name"),
+        "kvplugin.vllm.cpu.parts",
+        "vLLM's CPU build scores any index_topk",
+    ),
+    Point(
+        "vllm.model_executor.layers.sparse_attn_indexer:SparseAttnIndexer.forward_cpu",
+        Kind.SUBCLASS,
+        "scores, top-k and the policy's hook on a CPU",
+        "overrides forward_cpu and forward_native",
+        ("hidden_states", "q_quant", "k", "weights"),
+        "kvplugin.vllm.cpu.indexer",
+        "vLLM's CPU build scores any index_topk",
+    ),
+    Point(
+        "vllm.model_executor.models.deepseek_v2:DeepseekV32IndexerCache.get_attn_backend",
+        Kind.REPLACE,
+        "the indexer's metadata builder needs Triton",
+        "set on the instances that are handed to the CPU indexer op, to answer CpuIndexerBackend",
+        (),
+        "kvplugin.vllm.cpu.indexer",
+        "the platform chooses the indexer's backend",
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.indexer:DeepseekV32IndexerBackend.get_builder_cls",
+        Kind.SUBCLASS,
+        "the indexer's metadata builder needs Triton",
+        "answers CpuIndexerMetadataBuilder",
+        (),
+        "kvplugin.vllm.cpu.indexer",
+        "the platform chooses the indexer's backend",
+    ),
+    Point(
+        "vllm.model_executor.models.deepseek_v2:per_token_group_quant_fp8",
+        Kind.REPLACE,
+        "fp8 quantisation of indexer queries is GPU-only",
+        "the model module's name points to the torch form",
+        (
+            "x",
+            "group_size",
+            "eps",
+            "dtype",
+            "column_major_scales",
+            "tma_aligned_scales",
+            "out_q",
+            "use_ue8m0",
+        ),
+        "kvplugin.vllm.cpu.query_quantization",
+        "vLLM quantises groups on CPUs",
+    ),
+    Point(
+        "vllm.v1.attention.backend:MLAAttentionImpl.forward_mqa",
+        Kind.SUBCLASS,
+        "there is no sparse MLA implementation for CPUs",
+        "CpuSparseMLAImpl",
+        ("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer"),
+        "kvplugin.vllm.cpu.attention",
+        "vLLM's CPU build serves sparse MLA",
+    ),
+    Point(
+        "vllm.v1.attention.backend:AttentionMetadataBuilder.build",
+        Kind.SUBCLASS,
+        "metadata for sparse MLA and its indexer without GPU kernels",
+        "CpuSparseMLAMetadataBuilder and CpuIndexerMetadataBuilder",
+        ("common_prefix_len", "common_attn_metadata", "fast_build"),
+        "kvplugin.vllm.cpu.attention",
+        "vLLM's CPU build serves sparse MLA",
+    ),
+    Point(
+        "vllm.model_executor.layers.attention.sparse_mla_attention:SharedTopkIndicesBuffer.init_topk_indices_buffer",
+        Kind.SUBCLASS,
+        "followers read the leader's selection from the shared buffer",
+        "CpuSparseMLAImpl inherits it",
+        ("indexer", "topk_indices_buffer"),
+        "kvplugin.vllm.cpu.attention",
+        "vLLM's CPU build serves sparse MLA",
+    ),
+    Point(
+        "vllm.v1.metrics.loggers:StatLoggerBase.log_engine_initialized",
+        Kind.SUBCLASS,
+        "/metrics must serve what the workers counted",
+        "KvpluginStatLogger registers a collector and says so when no worker reported",
+        (),
+        "kvplugin.vllm.stat_logger",
+        "never: this is vLLM's own extension point",
+    ),
+)
+
+
+def resolve(target: str) -> Any:
+    """The object a target names; for an attribute that instances get in their methods, its class.
+
+    Raises:
+        ImportError, AttributeError: vLLM has no such point.
+    """
+    module, _, path = target.partition(":")
+    found: Any = import_module(module)
+    for name in path.split("."):
+        if isinstance(found, type) and not hasattr(found, name) and f"self.{name} =" in inspect.getsource(found):
+            return found
+        found = getattr(found, name)
+    return found
+
+
+def problem(point: Point) -> str | None:
+    """What is wrong with a point in the vLLM that is installed, or None."""
+    try:
+        found = resolve(point.target)
+    except Exception as error:
+        return f"missing: {error}"
+    if not inspect.isroutine(found):
+        return None
+    names = tuple(name for name in inspect.signature(found).parameters if name not in ("self", "cls"))
+    return None if names == point.signature else f"signature changed: ({', '.join(names)})"
+
+
+def page() -> str:
+    """``LEDGER.md``."""
+    lines = [
+        "# Points of vLLM that kvplugin touches",
+        "",
+        f"Generated from `kvplugin/vllm/ledger.py`; checked with vLLM {', '.join(CHECKED_VERSIONS)}.",
+        "",
+        "| point | kind | why | how | in | goes when |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [f"| `{p.target}` | {p.kind} | {p.why} | {p.how} | `{p.module}` | {p.remove_when} |" for p in POINTS]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,59 @@
+"""vLLM's entry points into the plugin. Nothing here may raise: vLLM calls both in every process, unguarded."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from kvplugin.metrics.directory import prepare_directory
+from kvplugin.vllm.log import logger
+from kvplugin.vllm.settings import disabled_by_environment
+
+CPU_PLATFORM_PATH = "kvplugin.vllm.cpu.platform.KvpluginCpuPlatform"
+STOCK_CPU_PLATFORM_PATH = "vllm.platforms.cpu.CpuPlatform"
+
+
+def register() -> None:
+    """``vllm.general_plugins``: make the backend names known. Idempotent and cheap; resolves no configuration."""
+    try:
+        from vllm.platforms import current_platform
+
+        from kvplugin.vllm.backend_names import register_names
+
+        if current_platform.is_cpu():
+            register_names()
+        else:
+            logger.info(
+                "kvplugin: inactive: unsupported_platform (%s); this version serves vLLM's CPU engine only",
+                current_platform.device_type,
+            )
+    except Exception:
+        logger.exception("kvplugin: inactive: unsupported_vllm; registration failed, vLLM goes on without the plugin")
+
+
+def platform() -> str | None:
+    """``vllm.platform_plugins``: replace the stock CPU platform by a subclass that admits sparse attention."""
+    try:
+        if disabled_by_environment() or _other_platform_plugin():
+            return None
+        from vllm.platforms import cpu_platform_plugin
+
+        if cpu_platform_plugin() != STOCK_CPU_PLATFORM_PATH:
+            return None
+        # Imported here, where a failure is caught: vLLM imports the answer unguarded.
+        import_module(CPU_PLATFORM_PATH.rpartition(".")[0])
+        prepare_directory()
+    except Exception:
+        logger.exception("kvplugin: inactive: unsupported_vllm; vLLM keeps its own platform")
+        return None
+    return CPU_PLATFORM_PATH
+
+
+def _other_platform_plugin() -> str | None:
+    """Name of another out-of-tree platform that wants this process; vLLM refuses to start when two do."""
+    from vllm.plugins import PLATFORM_PLUGINS_GROUP, load_plugins_by_group
+
+    for name, probe in load_plugins_by_group(PLATFORM_PLUGINS_GROUP).items():
+        if probe is not platform and probe() is not None:
+            logger.warning("kvplugin: inactive: unsupported_platform; the platform plugin %r is in charge", name)
+            return str(name)
+    return None

@@ -1,0 +1,66 @@
+"""The plugin's settings as one engine sees them: environment switch and vLLM's additional config."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvplugin.config import ROOT_KEY, KvpluginConfig, Mode, Witness, load_config
+from kvplugin.errors import ArgumentError, ConfigError, ConfigProblem
+from kvplugin.topology import lower
+
+DISABLE_VARIABLES = ("KVPLUGIN_DISABLE", "VLLM_KVPLUGIN_DISABLE")
+"""Either one set to anything but 0 or nothing makes the plugin inert; Ray passes on the second."""
+
+
+def disabled_by_environment() -> bool:
+    """True where the operator switched the plugin off for this process."""
+    return any(os.environ.get(name, "").strip().lower() not in ("", "0", "false") for name in DISABLE_VARIABLES)
+
+
+def engine_config(vllm_config: Any) -> KvpluginConfig | None:
+    """The validated configuration of an engine, or None where nothing is configured.
+
+    Raises:
+        ConfigError: a key or value is wrong, or names something the engine cannot do.
+    """
+    additional = vllm_config.additional_config
+    if not isinstance(additional, dict) or ROOT_KEY not in additional:
+        return None
+    config = load_config(additional[ROOT_KEY])
+    if config.policy.witness is Witness.DRIFT:
+        raise ConfigError(
+            [
+                ConfigProblem(
+                    f"{ROOT_KEY}.policy.witness",
+                    "'drift' needs block scores, which the engine does not have",
+                    "use uniform or coverage; drift is for library use",
+                )
+            ]
+        )
+    return config
+
+
+def describe(config: KvpluginConfig, width: int) -> str:
+    """What is in force for a top-k of ``width``, in one line, for the banner.
+
+    Raises:
+        ConfigError: the policy's structure does not fit the width.
+    """
+    try:
+        params = lower(config.policy, width)
+    except ArgumentError as error:
+        raise ConfigError([ConfigProblem(error.where, error.found, error.allowed)]) from None
+    parts = [f"mode {params.mode}"]
+    if params.mode is not Mode.DISABLED:
+        parts.append(f"top-k {width}")
+        parts.append(f"sink {params.sink}{' blocks' if params.sink_in_blocks else ''}")
+        parts.append(f"local {params.local}{' blocks' if params.local_in_blocks else ''}")
+        if params.witness is Witness.COVERAGE:
+            parts.append(f"coverage {params.segments} segments")
+        else:
+            parts.append(f"witness {params.witness_blocks} blocks of {params.block_size}")
+        parts.append(f"eviction {params.eviction}")
+        parts.append(f"phases {'+'.join(config.policy.phases)}")
+        parts.append(f"placement {config.placement}")
+    return ", ".join(parts)
