@@ -43,7 +43,7 @@ def engine_config(vllm_config: Any) -> KvpluginConfig | None:
 
 EVICTION_COSTS = {
     Eviction.OLDEST: "the lowest token ids leave, whatever they score; it cost 13 to 63 points on a tiny model",
-    Eviction.INPUT_ORDER: "later slots leave, and slot order means nothing; it cost 17 to 43 points on a tiny model, and "
+    Eviction.INPUT_ORDER: "later slots leave, and slot order means nothing; it cost 17 to 43 points, and "
     "tensor-parallel ranks may select different tokens",
     Eviction.NONE: "structure only takes slots that the indexer left free: none on a healthy row",
 }

@@ -15,7 +15,8 @@ from kvplugin.vllm.log import logger
 class KvpluginStatLogger(StatLoggerBase):
     """Makes ``/metrics`` serve the policy's counters. vLLM's own statistics are not looked at.
 
-    vLLM builds one for each engine, and takes an exception from here as a reason not to start: none gets out.
+    vLLM builds one for each engine, and takes an exception from here as a reason not to start: none gets out. That a
+    plugin of this kind is installed makes vLLM keep its own statistics too, even with ``--disable-log-stats``.
     """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:

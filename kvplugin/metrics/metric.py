@@ -1,0 +1,63 @@
+"""The shape of a metric's definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvplugin.topology.counters import Counter
+
+
+class MetricType(StrEnum):
+    """Type of a metric, as the exposition format spells it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+class Buffer(StrEnum):
+    """Counter buffer that a counter is read from."""
+
+    EXACT = "exact"
+    SAMPLED = "sampled"
+
+
+@dataclass(frozen=True)
+class LabelValue:
+    """One value of a label, and the part of a counter buffer it stands for.
+
+    Attributes:
+        text: the value.
+        meaning: half a sentence for the operator.
+        rows: rows of the buffer that count towards it; None = it does not restrict the rows.
+        columns: columns that add up to it; None = it does not restrict the columns.
+    """
+
+    text: str
+    meaning: str
+    rows: tuple[int, ...] | None = None
+    columns: tuple[Counter, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Label:
+    """A label and all values it can take; no values = each process writes the one it knows when it starts."""
+
+    name: str
+    values: tuple[LabelValue, ...] = ()
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric; ``name`` is the one that PromQL uses, and ``buffer`` is None where no counter stands behind it."""
+
+    name: str
+    type: MetricType
+    help: str
+    labels: tuple[Label, ...]
+    buffer: Buffer | None = None
+
+    @property
+    def family(self) -> str:
+        """Name of the metric family: without the suffix that the exposition format adds to counters."""
+        return self.name.removesuffix("_total")
