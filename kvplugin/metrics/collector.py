@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from kvplugin.metrics.definitions import METRICS
+from kvplugin.metrics.definitions import ACTIVE_STATE, METRICS, InactiveReason
 from kvplugin.metrics.directory import metrics_directory, read_by_prometheus_client
 from kvplugin.metrics.files import FILE_MARK
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class DirectoryCollector(Collector):
-    """The metrics found in a directory at each scrape; none while the directory does not exist."""
+    """The metrics found in a directory at each scrape, and ``not_reported`` until a worker says how it went."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -33,10 +33,13 @@ class DirectoryCollector(Collector):
         """Values summed over processes; nothing where the files cannot be read, to spare the server's own metrics."""
         try:
             files = [str(path) for path in self._directory.glob(f"*_{FILE_MARK}*.db")]
-            return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+            families: list[Family] = list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
         except Exception as error:
             _warn_unreadable(self._directory, str(error))
             return []
+        if all(family.name != ACTIVE_STATE.family for family in families):
+            families.append(_not_reported())
+        return families
 
 
 def register_collector(registry: CollectorRegistry = REGISTRY) -> bool:
@@ -54,6 +57,12 @@ def register_collector(registry: CollectorRegistry = REGISTRY) -> bool:
         # Duplicated time series. The names are ours alone, so this is an earlier call in the same process.
         return False
     return True
+
+
+def _not_reported() -> Family:
+    family = Family(ACTIVE_STATE.family, ACTIVE_STATE.help, ACTIVE_STATE.type)
+    family.add_sample(ACTIVE_STATE.name, {ACTIVE_STATE.labels[0].name: InactiveReason.NOT_REPORTED}, 0.0)
+    return family
 
 
 @cache

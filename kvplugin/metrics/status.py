@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import kvplugin
-from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, BUILD_INFO, ActiveState, InactiveReason
+from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, BUILD_INFO, ActiveState
 from kvplugin.metrics.directory import metrics_directory
 from kvplugin.metrics.export import warn_unusable
-from kvplugin.metrics.files import FILE_MARK, MetricFile, process_mark
+from kvplugin.metrics.files import MetricFile, process_mark
 from kvplugin.metrics.series import series_key
 
 # Of several processes that report the same, one series remains, and without a process id.
@@ -21,29 +21,15 @@ def report_active(state: ActiveState) -> None:
     One process of each engine reports, before the engine is up. Several that disagree appear as several series. Where
     the metrics directory cannot be written, one warning is logged.
     """
-    try:
-        _write(state)
-    except OSError as error:
-        warn_unusable(metrics_directory(), str(error))
-
-
-def report_if_silent() -> None:
-    """Report ``NOT_REPORTED`` if no process has reported; for the server, once its engine is up.
-
-    Raises:
-        OSError: the metrics directory cannot be written. A worker that tried has said so in the log.
-    """
-    if not any(metrics_directory().glob(f"{_PREFIX}{FILE_MARK}*.db")):
-        _write(InactiveReason.NOT_REPORTED)
-
-
-def _write(state: ActiveState) -> None:
     versions = (kvplugin.__version__, _version_in_use("vllm"), _version_in_use("torch"))
     values = {
         series_key(ACTIVE_STATE, (state,)): float(state == ACTIVE),
         series_key(BUILD_INFO, versions): 1.0,
     }
-    MetricFile(metrics_directory() / f"{_PREFIX}{process_mark()}.db", values).close()
+    try:
+        MetricFile(metrics_directory() / f"{_PREFIX}{process_mark()}.db", values).close()
+    except OSError as error:
+        warn_unusable(metrics_directory(), str(error))
 
 
 def _version_in_use(module: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -9,18 +12,28 @@ from torch import Tensor
 
 from kvplugin.config import MismatchAction, Mode, PolicyConfig, Witness, before_topk_conflicts
 from kvplugin.errors import ArgumentError, CoordinateError
-from kvplugin.topology import numba_ops, torch_ops
 from kvplugin.topology.call import LiftCall, PolicyCall
 from kvplugin.topology.counters import PHASE_ROWS, Counter, new_counters
 from kvplugin.topology.params import PolicyParams, lower
+
+logger = logging.getLogger(__name__)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def implementation_for(device: torch.device) -> ModuleType:
-    """The module that serves a device: numba on the CPU, vectorised torch elsewhere."""
-    return numba_ops if device.type == "cpu" else torch_ops
+@cache
+def implementation_for(device_type: str) -> ModuleType:
+    """The module that serves a device: numba on the CPU where it can be imported, vectorised torch elsewhere.
+
+    Imported on first use: a process that only validates a configuration loads no compiler.
+    """
+    if device_type == "cpu":
+        try:
+            return import_module("kvplugin.topology.numba_ops")
+        except ImportError as error:
+            logger.warning("kvplugin: numba cannot be used (%s); the policy runs in its slower torch form", error)
+    return import_module("kvplugin.topology.torch_ops")
 
 
 def apply_topology_policy(
@@ -96,7 +109,7 @@ def apply_topology_policy(
     elif params.mismatch is MismatchAction.RAISE and params.mode is not Mode.DISABLED:
         raise ArgumentError(f"{where}.error", "None with coordinate_mismatch = raise", "give an int64 [4] buffer")
     if params.mode is not Mode.DISABLED and rows:
-        implementation_for(device).apply_into(
+        implementation_for(device.type).apply_into(
             PolicyCall(
                 topk,
                 row_lengths,
@@ -147,7 +160,9 @@ def lift_structural_scores(
             raise ArgumentError(f"{where}.config", f"{key}: {found}", cure)
         config = lower(config, width)
     if scores.shape[0]:
-        implementation_for(device).lift_into(LiftCall(scores, row_lengths, row_live, row_phase, score_start, config))
+        implementation_for(device.type).lift_into(
+            LiftCall(scores, row_lengths, row_live, row_phase, score_start, config)
+        )
 
 
 def raise_recorded(error: Tensor) -> None:

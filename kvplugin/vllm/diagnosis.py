@@ -11,7 +11,7 @@ from kvplugin.vllm.ledger import CHECKED_VERSIONS, POINTS, problem
 from kvplugin.vllm.settings import DISABLE_VARIABLES, disabled_by_environment
 
 PLUGIN_NAME = "kvplugin"
-PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins", "vllm.stat_logger_plugins")
+PLUGIN_GROUPS = ("vllm.general_plugins", "vllm.platform_plugins")
 ALLOW_VARIABLE = "VLLM_PLUGINS"
 
 

@@ -73,6 +73,15 @@ POINTS = (
         "vLLM's CPU platform serves sparse MLA",
     ),
     Point(
+        "vllm.platforms.cpu:CpuPlatform.register_triton_kernel_overrides",
+        Kind.SUBCLASS,
+        "its scan of all modules dies on an object of llvmlite once numba is loaded",
+        "hides numba and llvmlite from the scan",
+        (),
+        "kvplugin.vllm.cpu.platform",
+        "vLLM's scan skips objects whose __dict__ is no dictionary",
+    ),
+    Point(
         "vllm.platforms:cpu_platform_plugin",
         Kind.READ,
         "the platform is replaced only where the stock CPU platform would be in charge",
@@ -188,15 +197,6 @@ POINTS = (
         ("indexer", "topk_indices_buffer"),
         "kvplugin.vllm.cpu.attention",
         "vLLM's CPU build serves sparse MLA",
-    ),
-    Point(
-        "vllm.v1.metrics.loggers:StatLoggerBase.log_engine_initialized",
-        Kind.SUBCLASS,
-        "/metrics must serve what the workers counted",
-        "KvpluginStatLogger registers a collector and says so when no worker reported",
-        (),
-        "kvplugin.vllm.stat_logger",
-        "never: this is vLLM's own extension point",
     ),
 )
 

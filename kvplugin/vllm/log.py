@@ -4,6 +4,8 @@ import logging
 from functools import cache
 
 logger = logging.getLogger("vllm.kvplugin")
+# The engine-neutral parts log under the package's name; inside vLLM their lines belong beside the others.
+logging.getLogger("kvplugin").parent = logger
 
 
 @cache

@@ -18,16 +18,30 @@ def disabled_by_environment() -> bool:
     return any(os.environ.get(name, "").strip().lower() not in ("", "0", "false") for name in DISABLE_VARIABLES)
 
 
+def concerns_plugin(vllm_config: Any) -> bool:
+    """True for an engine that configures the plugin or asks for its backend; any other sees nothing of it."""
+    from kvplugin.vllm.backend_names import is_ours
+
+    attention = vllm_config.attention_config
+    chosen = (attention.backend, *attention.backend_per_kind.values())
+    return _configuration(vllm_config) is not None or any(is_ours(member) for member in chosen)
+
+
+def _configuration(vllm_config: Any) -> Any:
+    additional = vllm_config.additional_config
+    return additional.get(ROOT_KEY) if isinstance(additional, dict) else None
+
+
 def engine_config(vllm_config: Any) -> KvpluginConfig | None:
     """The validated configuration of an engine, or None where nothing is configured.
 
     Raises:
         ConfigError: a key or value is wrong, or names something the engine cannot do.
     """
-    additional = vllm_config.additional_config
-    if not isinstance(additional, dict) or ROOT_KEY not in additional:
+    raw = _configuration(vllm_config)
+    if raw is None:
         return None
-    config = load_config(additional[ROOT_KEY])
+    config = load_config(raw)
     if config.policy.witness is Witness.DRIFT:
         raise ConfigError(
             [

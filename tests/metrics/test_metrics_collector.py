@@ -14,6 +14,9 @@ from kvplugin.topology.counters import Counter, new_counters
 SEEN = {"arm": "default", "phase": "prefill", "outcome": "seen"}
 
 
+NOTHING_REPORTED = {("kvplugin_active", frozenset({("reason", "not_reported")})): 0.0}
+
+
 def export_once(seen: int) -> None:
     counters = new_counters()
     counters[0, Counter.SEEN] = seen
@@ -41,7 +44,7 @@ def test_no_directory_yet_is_no_series_yet(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "later"))
     registry = CollectorRegistry()
     register_collector(registry)
-    assert scrape(registry) == {}
+    assert scrape(registry) == NOTHING_REPORTED
     export_once(11)
     assert value(scrape(registry), "kvplugin_policy_rows_total", **SEEN) == 11
 

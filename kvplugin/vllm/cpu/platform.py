@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cpu import CpuPlatform
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_BLOCK_SIZE = 16
 """KV block size where none is given: what the stock platform sets for MLA."""
 NATIVE_ROTARY = "-rotary_embedding"
+COMPILER_PACKAGES = ("numba", "llvmlite")
 
 
 class KvpluginCpuPlatform(CpuPlatform):
@@ -36,6 +38,21 @@ class KvpluginCpuPlatform(CpuPlatform):
                 return CPU_BACKEND_PATH
             warn_once(f"kvplugin: sparse attention on a CPU needs --attention-backend {BACKEND_NAME}")
         return str(super().get_attn_backend_cls(selected_backend, attn_selector_config, num_heads))
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """As the stock platform, with numba out of its sight.
+
+        It looks into every attribute of every loaded module and stops at one of llvmlite's, whose ``__dict__`` is not a
+        dictionary; the policy's CPU form loads numba, and so may the host.
+        """
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in COMPILER_PACKAGES}
+        for name in hidden:
+            del sys.modules[name]
+        try:
+            super().register_triton_kernel_overrides()
+        finally:
+            sys.modules.update(hidden)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplugin import __version__
-from kvplugin.config import ROOT_KEY, Mode
+from kvplugin.config import ROOT_KEY, KvpluginConfig, Mode
 from kvplugin.errors import ConfigError, ConfigProblem
+from kvplugin.metrics.collector import register_collector
+from kvplugin.metrics.definitions import InactiveReason
+from kvplugin.metrics.status import report_active
 from kvplugin.vllm.backend_names import BACKEND_NAME, is_ours
 from kvplugin.vllm.log import info_once, warn_once
-from kvplugin.vllm.settings import EVICTION_COSTS, describe, engine_config
+from kvplugin.vllm.settings import EVICTION_COSTS, concerns_plugin, describe, engine_config
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -51,6 +54,7 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
         cost = EVICTION_COSTS.get(config.policy.eviction)
         if cost is not None and config.policy.mode is not Mode.DISABLED:
             warn_once(f"kvplugin: eviction {config.policy.eviction}: {cost}")
+    _serve_metrics(config)
     parallel = vllm_config.parallel_config
     if parallel.worker_cls in STOCK_WORKERS:
         parallel.worker_cls = WORKER_PATH
@@ -67,18 +71,29 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
 
 
 def report_unused(vllm_config: VllmConfig) -> None:
-    """Validate the configuration of an engine the plugin does not serve, and say why it stays inactive."""
+    """Validate the configuration of an engine the plugin does not serve, and say why it stays inactive.
+
+    Raises:
+        ConfigError: a wrong setting.
+    """
     config = engine_config(vllm_config)
-    chosen = is_ours(vllm_config.attention_config.backend)
-    if config is None and not chosen:
+    if not concerns_plugin(vllm_config) or vllm_config.model_config is None:
         return
-    if vllm_config.model_config is not None and not has_sparse_attention(vllm_config):
-        warn_once(f"kvplugin {__version__}: inactive: no_sparse_attention; the model is served as without the plugin")
-    elif not chosen:
+    if has_sparse_attention(vllm_config):
         warn_once(
             f"kvplugin {__version__}: inactive: backend_not_selected; {ROOT_KEY} is configured, "
             f"add --attention-backend {BACKEND_NAME}"
         )
+    else:
+        warn_once(f"kvplugin {__version__}: inactive: no_sparse_attention; the model is served as without the plugin")
+        _serve_metrics(config)
+        report_active(InactiveReason.NO_SPARSE_ATTENTION)
+
+
+def _serve_metrics(config: KvpluginConfig | None) -> None:
+    """Serve what the workers count from this process, which is the one that answers ``/metrics``."""
+    if config is None or config.metrics.enabled:
+        register_collector()
 
 
 def _is_our_worker(path: str) -> bool:
