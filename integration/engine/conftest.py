@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,22 @@ os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the engines'
 
 from integration.tiny_dsa.checkpoint import write_checkpoint
 from integration.tiny_dsa.spec import ModelKind, TinySpec
+from kvplugin.vllm.log import info_once, logger, warn_once
 
 Checkpoint = Callable[[str], Path]
+
+
+@pytest.fixture
+def plugin_log() -> Iterator[list[str]]:
+    """What the plugin logs from now on, its once-only lines again. vLLM keeps its loggers' records from pytest."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    warn_once.cache_clear()
+    info_once.cache_clear()
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ def test_raise_stops_the_engine_with_the_value(checkpoint: Checkpoint) -> None:
 
 
 def test_a_hook_that_does_not_fire_is_reported_and_switched_off(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, plugin_log: list[str]
 ) -> None:
     model = checkpoint("glm52")
     plain = answers(model)
@@ -62,14 +62,22 @@ def test_a_hook_that_does_not_fire_is_reported_and_switched_off(
         topk_rows(scores, row_lengths, selection)
 
     monkeypatch.setattr(indexer.CpuSparseAttnIndexer, "select_rows", without_hook)
-    logger = logging.getLogger("vllm")
-    monkeypatch.setattr(logger, "propagate", True)
     with engine(model, MERGE) as llm:
         found = ask(llm, token_prompts())
         assert engine_state(llm.llm_engine.vllm_config).hook is None
     assert_same_answers(found, plain)
-    assert "the policy hook did not fire" in caplog.text
-    assert "inactive: self_test_failed" in caplog.text
+    assert any("the policy hook did not fire" in line for line in plugin_log), plugin_log
+    assert "kvplugin: inactive: self_test_failed" in plugin_log
+
+
+def test_bypassed_rows_are_warned_about_once(checkpoint: Checkpoint, plugin_log: list[str]) -> None:
+    policy = MERGE | {"limits": {"max_row_length": 70}}
+    with engine(checkpoint("glm52"), policy) as llm:
+        for _ in range(2):
+            ask(llm, token_prompts((100,)), new_tokens=2)
+            time.sleep(0.6)  # two intervals of the thread that reads the counters
+        assert counted(llm)[Counter.BYPASS_MAX_ROW_LENGTH] > 0
+    assert sum("rows are bypassed: max_row_length" in line for line in plugin_log) == 1, plugin_log
 
 
 @pytest.mark.parametrize(

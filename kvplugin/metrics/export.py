@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from multiprocessing.util import Finalize
@@ -40,6 +41,7 @@ class CounterExporter:
         sampled: such a buffer over the rows that ``before_topk`` samples; None = none (its series stay 0).
         arm: value of the ``arm`` label.
         interval_s: seconds between two publications after :meth:`start`.
+        on_change: called with the host's copy of ``counters`` whenever it has grown; must not raise.
 
     Raises:
         ArgumentError: a wrong shape or dtype, an unknown arm, or an interval that is not positive.
@@ -52,6 +54,7 @@ class CounterExporter:
         *,
         arm: str = DEFAULT_ARM,
         interval_s: float = DRAIN_INTERVAL_S,
+        on_change: Callable[[Snapshot], None] = lambda snapshot: None,
     ) -> None:
         _check_arguments(counters, sampled, arm, interval_s)
         buffers = {Buffer.EXACT: counters} | ({} if sampled is None else {Buffer.SAMPLED: sampled})
@@ -63,6 +66,7 @@ class CounterExporter:
         nothing: Snapshot = [[0] * len(Counter) for _ in PHASE_ROWS]
         self._published = dict.fromkeys(Buffer, nothing)
         self._interval_s = interval_s
+        self._on_change = on_change
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -120,6 +124,8 @@ class CounterExporter:
         for key, series in self._series[buffer].items():
             file.set(key, series.total(snapshot))
         self._published[buffer] = snapshot
+        if buffer is Buffer.EXACT:
+            self._on_change(snapshot)
 
     def _drain(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -11,9 +11,11 @@ from kvplugin.config import KvpluginConfig, Mode
 from kvplugin.errors import KvpluginError
 from kvplugin.metrics.definitions import ACTIVE, ActiveState, InactiveReason
 from kvplugin.metrics.export import CounterExporter
+from kvplugin.metrics.series import Snapshot
 from kvplugin.metrics.status import report_active
+from kvplugin.topology import BYPASS_REASONS, Counter
 from kvplugin.vllm.hook import PolicyHook, TopkFunction
-from kvplugin.vllm.log import logger
+from kvplugin.vllm.log import logger, warn_once
 from kvplugin.vllm.self_test import SelectRows, run_self_test
 from kvplugin.vllm.settings import engine_config
 
@@ -80,9 +82,16 @@ class EngineState:
             return
         report_active(state)
         if self.hook is not None:
-            exporter = CounterExporter(self.hook.counters, self.hook.sampled)
+            exporter = CounterExporter(self.hook.counters, self.hook.sampled, on_change=_warn_about_bypasses)
             exporter.start()
             weakref.finalize(self, exporter.close)
+
+
+def _warn_about_bypasses(snapshot: Snapshot) -> None:
+    """One warning per process and reason; rows outside the configured phases are meant to be bypassed."""
+    for reason, counter in BYPASS_REASONS.items():
+        if counter is not Counter.BYPASS_PHASE and any(row[counter] for row in snapshot):
+            warn_once(f"kvplugin: rows are bypassed: {reason}; kvplugin_policy_bypass_total counts them")
 
 
 def engine_state(vllm_config: Any) -> EngineState:
