@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,11 +14,10 @@ import pytest
 
 from integration.demo.metrics_view import settled_scrape
 from integration.recipes import cpu_environment, model_arguments, plugin_arguments, tiny_model
-from integration.server import Server, ServerOptions
+from integration.server import VLLM_SERVER, Server, ServerOptions
 from integration.tiny_dsa import ModelKind
 from kvplugin.config import Mode
 
-VLLM_SERVE = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 GROUPS = 2  # pattern FSSFSS
 NO_PREFIX_CACHE = "--no-enable-prefix-caching"  # a cached prompt token is not a row
 
@@ -34,7 +32,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ),
         log=tmp_path_factory.mktemp("server") / "server.log",
         environment=cpu_environment(),
-        command=VLLM_SERVE,
     )
     with Server(options) as running:
         yield running
@@ -76,7 +73,7 @@ def test_every_endpoint_is_counted_exactly(server: Server) -> None:
 def test_start_up_stops_with_one_message(arguments: tuple[str, ...], environment: dict[str, str], message: str) -> None:
     found = subprocess.run(
         [
-            *VLLM_SERVE,
+            *VLLM_SERVER,
             *model_arguments(tiny_model(ModelKind.GLM52)),
             *("--attention-backend", "KVPLUGIN"),
             *arguments,

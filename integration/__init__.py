@@ -1,0 +1,1 @@
+"""kvplugin inside a real engine: tiny checkpoints, a server runner, the demo. Repository only, not in the wheel."""
