@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,28 +18,29 @@ from integration.engine.runs import Answer, answers, assert_same_answers, token_
 SCRIPT = """
 import json, sys
 from vllm import LLM, SamplingParams
-model, prompts, arguments = json.loads(sys.argv[1])
-try:
-    llm = LLM(model=model, dtype="float32", max_model_len=2048, max_num_seqs=16, seed=0,
-              kv_cache_memory_bytes=96 << 20, **arguments)
-except Exception as error:
-    print("RESULT", json.dumps({"error": f"{type(error).__name__}: {error}"}))
-    raise SystemExit
-sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, logprobs=1)
-outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
 from vllm.platforms import current_platform
-print("RESULT", json.dumps({
-    "platform": type(current_platform).__name__,
-    "block_size": llm.llm_engine.vllm_config.cache_config.block_size,
-    "answers": [[list(o.outputs[0].token_ids), [s[t].logprob for s, t in
-        zip(o.outputs[0].logprobs, o.outputs[0].token_ids)]] for o in outputs],
-}))
+models, prompts, arguments = json.loads(sys.argv[1])
+reports = []
+for model in models:
+    report = {"platform": type(current_platform).__name__}
+    try:
+        llm = LLM(model=model, dtype="float32", max_model_len=2048, max_num_seqs=16, seed=0,
+                  kv_cache_memory_bytes=96 << 20, **arguments)
+        sampling = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, logprobs=1)
+        outputs = [o.outputs[0] for o in llm.generate([{"prompt_token_ids": p} for p in prompts], sampling)]
+        report["block_size"] = llm.llm_engine.vllm_config.cache_config.block_size
+        logprobs = [[s[t].logprob for s, t in zip(o.logprobs, o.token_ids)] for o in outputs]
+        report["answers"] = [[list(o.token_ids), found] for o, found in zip(outputs, logprobs)]
+    except Exception as error:
+        report["error"] = f"{type(error).__name__}: {error}"
+    reports.append(report)
+print("RESULT", json.dumps(reports))
 """
 
 
-def in_another_process(model: Any, environment: dict[str, str], **arguments: Any) -> dict[str, Any]:
-    """Run the script above with other variables and return what it reports."""
-    task = json.dumps([str(model), token_prompts(), arguments])
+def in_another_process(models: Sequence[Path], environment: dict[str, str], **arguments: Any) -> list[dict[str, Any]]:
+    """Run the script above with other variables and return what it reports of each model."""
+    task = json.dumps([[str(model) for model in models], token_prompts(), arguments])
     found = subprocess.run(
         [sys.executable, "-c", SCRIPT, task],
         env=os.environ | environment,
@@ -48,8 +51,8 @@ def in_another_process(model: Any, environment: dict[str, str], **arguments: Any
     )
     lines = [line for line in found.stdout.splitlines() if line.startswith("RESULT ")]
     assert lines, found.stdout[-2000:] + found.stderr[-2000:]
-    report: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
-    return report
+    reports: list[dict[str, Any]] = json.loads(lines[-1].removeprefix("RESULT "))
+    return reports
 
 
 def as_answers(report: dict[str, Any]) -> list[Answer]:
@@ -59,7 +62,7 @@ def as_answers(report: dict[str, Any]) -> list[Answer]:
 @pytest.fixture(scope="module")
 def stock(checkpoint: Checkpoint) -> dict[str, Any]:
     """vLLM with every plugin shut out."""
-    return in_another_process(checkpoint("llama"), {"VLLM_PLUGINS": ""})
+    return in_another_process([checkpoint("llama")], {"VLLM_PLUGINS": ""})[0]
 
 
 def test_llama_is_untouched(checkpoint: Checkpoint, stock: dict[str, Any]) -> None:
@@ -85,9 +88,8 @@ def test_dsa_without_the_flag_is_refused_as_by_stock_vllm(checkpoint: Checkpoint
 
 
 def test_switched_off_the_flag_means_what_vllm_would_choose(checkpoint: Checkpoint, stock: dict[str, Any]) -> None:
-    off = {"KVPLUGIN_DISABLE": "1"}
-    llama = in_another_process(checkpoint("llama"), off, attention_backend="KVPLUGIN")
+    models = [checkpoint("llama"), checkpoint("glm52")]
+    llama, sparse = in_another_process(models, {"KVPLUGIN_DISABLE": "1"}, attention_backend="KVPLUGIN")
     assert llama["platform"] == "CpuPlatform"
     assert_same_answers(as_answers(llama), as_answers(stock))
-    sparse = in_another_process(checkpoint("glm52"), off, attention_backend="KVPLUGIN")
     assert "Sparse Attention is not supported on CPU." in sparse["error"]

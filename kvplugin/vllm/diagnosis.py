@@ -34,7 +34,7 @@ def engine_checks() -> list[Check]:
             found,
             "" if known else f"not among the checked versions: {', '.join(CHECKED_VERSIONS)}",
         ),
-        *_plugin_checks(),
+        *plugin_checks(),
         *_platform_checks(),
         *_ledger_checks(),
     ]
@@ -46,7 +46,8 @@ def _distribution_of(module: str) -> str:
     return ", ".join(f"{name} {version(name)}" for name in dict.fromkeys(names)) or "unknown distribution"
 
 
-def _plugin_checks() -> Iterator[Check]:
+def plugin_checks() -> Iterator[Check]:
+    """Registration, as the environment has it; imports no vLLM."""
     missing = [group for group in PLUGIN_GROUPS if PLUGIN_NAME not in entry_points(group=group).names]
     yield Check(
         "plugin discovered",

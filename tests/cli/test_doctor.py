@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from kvplugin.checks import Status
+from kvplugin.vllm.diagnosis import plugin_checks
+
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 RUN = "from kvplugin.cli.main import main; main()"
 WITHOUT_VLLM = "import sys; sys.modules['vllm'] = None; " + RUN
@@ -46,20 +49,18 @@ def test_a_healthy_installation() -> None:
     assert sum(name.startswith(("subclass", "register", "replace", "read")) for name in found) >= 10
 
 
-@needs_vllm
-def test_shut_out_by_vllm_plugins() -> None:
-    status, output = doctor("--json", VLLM_PLUGINS="other")
-    assert status == 1
-    found = checks(output)["plugin allowed"]
-    assert found["status"] == "failed"
-    assert found["cure"] == "add kvplugin to VLLM_PLUGINS, or unset it"
+def test_shut_out_by_vllm_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    (found,) = [check for check in plugin_checks() if check.name == "plugin allowed"]
+    assert found.status is Status.FAILED
+    assert found.cure == "add kvplugin to VLLM_PLUGINS, or unset it"
 
 
-@needs_vllm
-def test_switched_off_is_a_note() -> None:
-    status, output = doctor("--json", KVPLUGIN_DISABLE="1")
-    assert status == 0
-    assert checks(output)["plugin enabled"]["cure"].startswith("unset KVPLUGIN_DISABLE")
+def test_switched_off_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPLUGIN_DISABLE", "1")
+    (found,) = [check for check in plugin_checks() if check.name == "plugin enabled"]
+    assert found.status is Status.NOTE
+    assert found.cure.startswith("unset KVPLUGIN_DISABLE")
 
 
 def test_without_vllm() -> None:
