@@ -20,8 +20,9 @@ $(STAMP): pyproject.toml integration/vllm_alias/pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m integration.demo
 
+# Files go to two processes whole; with more threads than cores, OpenMP's spinning makes everything slow.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 serve: $(STAMP)
 	$(BIN)/python -m integration.serve

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from kvplugin.cli.bench_policy import LEAST_REPEATS, BenchPolicyRequest, Structure, run_bench_policy
-from kvplugin.cli.bench_report import render
+from kvplugin.cli.bench_report import BenchReport, Fact, render
 from kvplugin.config import Eviction
-from kvplugin.errors import ArgumentError
+from kvplugin.errors import ArgumentError, EngineMismatch
+
+if TYPE_CHECKING:
+    from kvplugin.vllm.bench_engine import EngineBench
 
 app = typer.Typer(no_args_is_help=True, help="Measure the parts of kvplugin on this machine.")
-
-
-@app.callback()
-def bench() -> None:
-    """Keep ``policy`` a subcommand: typer makes the only command of an app the app itself."""
 
 
 @app.command("policy")
@@ -37,3 +40,34 @@ def policy(
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--structure, --width") from None
     typer.echo(render(report, json=as_json))
+
+
+@app.command("engine")
+def engine(
+    model: Path | None = typer.Option(
+        None, exists=True, file_okay=False, help="DSA checkpoint; default a small random GLM-5.2 made for the run."
+    ),
+    requests: int = typer.Option(8, min=1, help="Requests that decode side by side."),
+    context: int = typer.Option(1024, min=1, help="Prompt tokens of each request."),
+    index_topk: int = typer.Option(256, min=1, help="Tokens the indexer selects a row."),
+    steps: int = typer.Option(100, min=7, help="Decode steps with the policy off, and as many with it on."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Time decode steps of one real engine, the policy's hook off and on by turns.
+
+    Examples:  kvplugin bench engine  |  kvplugin bench engine --requests 16 --context 2048 --json
+    """
+    if find_spec("vllm") is None:
+        raise EngineMismatch("kvplugin bench engine", "vLLM is not installed", "pip install 'kvplugin[cpu]' on a CPU")
+    # Only the report belongs on standard output.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from kvplugin.vllm.bench_engine import EngineBench, run
+
+    bench = EngineBench(model, requests, context, index_topk, steps)
+    report = BenchReport.of("decode step, one engine", run(bench), [("on", "off")], _engine_shape(bench))
+    typer.echo(render(report, json=as_json))
+
+
+def _engine_shape(bench: EngineBench) -> dict[str, Fact]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(bench).items() if value}

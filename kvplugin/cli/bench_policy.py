@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -94,8 +95,7 @@ def run_bench_policy(request: BenchPolicyRequest) -> BenchReport:
     buffer, copy = rows.clone(), torch.empty_like(rows)
     call = _call(buffer, scores, params)
     contestants: dict[str, Callable[[], object]] = {
-        name: lambda implementation=implementation: implementation.apply_into(call)
-        for name, implementation in IMPLEMENTATIONS.items()
+        name: partial(implementation.apply_into, call) for name, implementation in IMPLEMENTATIONS.items()
     }
     contestants[CLONE] = lambda: copy.copy_(buffer)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

@@ -32,7 +32,7 @@ class Matrix(NamedTuple):
 class Scores(NamedTuple):
     """The indexer's scores as raw bits: the sign and magnitude of each float, which order like its value.
 
-    Element ``(r, c)`` is at ``r * row_stride + c * column_stride`` of the array that fits the dtype; the other is empty.
+    Element ``(r, c)`` is at ``r * row_stride + c * column_stride`` of the array that fits; the other is empty.
 
     Attributes:
         single: int32, the bits of float32 scores.
@@ -95,7 +95,7 @@ class KernelPolicy(NamedTuple):
 
 
 def record_dtype(fields: type) -> np.dtype[np.void]:
-    """The numpy record with the fields of a NamedTuple: a kernel reads it through one pointer, not one argument each."""
+    """The numpy record with the fields of a NamedTuple: a kernel reads it through one pointer, not many arguments."""
     kinds = {int: np.int64, bool: np.bool_}
     return np.dtype([(name, kinds[kind]) for name, kind in get_type_hints(fields).items()])
 

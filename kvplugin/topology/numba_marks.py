@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ _LAST_EPOCH = 2**31 - 1
 class Marks(NamedTuple):
     """The marked tokens of one row.
 
-    An entry at or above ``base`` belongs to this row: ``base + slot`` for a learned token, ``structural`` for a token of
-    the structural set that was not learned; anything lower was left behind by an earlier row.
+    An entry at or above ``base`` belongs to this row: ``base + slot`` for a learned token, ``structural`` for a token
+    of the structural set that was not learned; anything lower was left behind by an earlier row.
 
     Attributes:
         table: indexed by token where the row is short enough, else by a hash of the token.
@@ -53,7 +53,7 @@ def new_marks(
 
 
 @inlined
-def entry_of(marks: Marks, token: int) -> int:
+def entry_of(marks: Marks, token: int) -> Any:
     """Index of the entry that holds ``token`` or would hold it."""
     if marks.direct:
         return np.uintp(token)

@@ -17,7 +17,10 @@ from kvplugin.topology.numba_workspace import workspace
 from kvplugin.topology.params import lower
 from kvplugin.topology.reference import call_bypass
 
-_INDEX_DTYPES = {torch.int32: np.dtype(np.int32), torch.int64: np.dtype(np.int64)}
+_INDEX_DTYPES: dict[torch.dtype, np.dtype[np.signedinteger]] = {
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+}
 
 
 def apply_into(call: PolicyCall) -> None:

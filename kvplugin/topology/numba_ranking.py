@@ -168,4 +168,4 @@ def _count_up_to(keys: IntArray, count: int, cut: int) -> int:
     found = np.int32(0)  # narrow types keep all vector lanes busy
     for j in range(count):
         found = np.int32(found + np.int32(keys[j] <= bound))
-    return found
+    return int(found)

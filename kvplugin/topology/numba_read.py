@@ -39,7 +39,7 @@ def read_clean(values: IntArray, offset: int, length: int, marks: Marks, tokens:
         index = entry_of(marks, tokens[j])
         repeated = np.int32(repeated + np.int32(marks.table[index] >= marks.base))
         put_mark(marks, index, tokens[j], marks.base + j)
-    return repeated == 0
+    return bool(repeated == 0)
 
 
 @kernel

@@ -8,15 +8,16 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from kvplugin.config import ROOT_KEY
+from kvplugin.config import ROOT_KEY, Mode, PolicyConfig
 from kvplugin.errors import EngineMismatch
+from kvplugin.topology import lower
 from kvplugin.vllm.backend_names import BACKEND_NAME
 
 WARM_UP_STEPS = 4
 KV_CACHE_BYTES = 512 << 20
+POLICY = PolicyConfig(mode=Mode.SPARSE_MERGE)
 
 # The shape of a small GLM-5.2: enough layers for two index groups with followers. Weights are drawn at load time.
 MODEL_CONFIG: dict[str, Any] = {
@@ -70,18 +71,18 @@ class EngineBench:
     steps: int
 
 
-def run(bench: EngineBench) -> tuple[dict[str, float], dict[str, float]]:
-    """Median milliseconds of a decode step with the hook ``off`` and ``on``, and the ratio ``on/off``.
+def run(bench: EngineBench) -> dict[str, list[float]]:
+    """Seconds of each decode step, with the hook ``off`` and ``on`` by turns.
 
     Raises:
+        ArgumentError: the policy's structure does not fit ``index_topk``.
         EngineMismatch: the engine runs without the plugin's hook.
     """
+    lower(POLICY, bench.index_topk)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the size set here
     with tempfile.TemporaryDirectory() as folder:
-        engine = _start(bench, Path(folder))
-        times = _measure(engine, bench)
-    medians = {name: median(values) * 1e3 for name, values in times.items()}
-    return medians, {"on/off": medians["on"] / medians["off"]}
+        return _measure(_start(bench, Path(folder)), bench)
 
 
 def _start(bench: EngineBench, folder: Path) -> Any:
@@ -100,7 +101,7 @@ def _start(bench: EngineBench, folder: Path) -> Any:
         attention_backend=BACKEND_NAME,
         enable_prefix_caching=False,
         seed=0,
-        additional_config={ROOT_KEY: {"policy": {"mode": "topology_sparse_merge"}, "metrics": {"enabled": False}}},
+        additional_config={ROOT_KEY: {"policy": {"mode": str(POLICY.mode)}, "metrics": {"enabled": False}}},
     ).llm_engine
 
 
