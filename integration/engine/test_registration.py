@@ -73,6 +73,7 @@ def test_disabled_by_the_environment(variable: str, monkeypatch: pytest.MonkeyPa
 
 def test_another_platform_plugin_comes_first(plugin_log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     probes = {"kvplugin": plugin.platform, "other": lambda: "other.Platform"}
+    monkeypatch.setattr(plugin, "entry_points", lambda group: list(probes))
     monkeypatch.setattr(vllm.plugins, "load_plugins_by_group", lambda group: probes)
     assert plugin.platform() is None
     assert any("the platform plugin 'other' is in charge" in line for line in plugin_log), plugin_log

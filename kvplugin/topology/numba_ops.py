@@ -7,14 +7,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvplugin.config import MismatchAction, Mode, PolicyConfig
+from kvplugin.config import MismatchAction, Mode
 from kvplugin.topology.call import LiftCall, PolicyCall
-from kvplugin.topology.counters import new_counters
 from kvplugin.topology.numba_args import kernel_policy, matrix, score_bits
 from kvplugin.topology.numba_rows import apply_rows, lift_rows
 from kvplugin.topology.numba_threads import CREW, thread_count
 from kvplugin.topology.numba_workspace import workspace
-from kvplugin.topology.params import lower
 from kvplugin.topology.reference import call_bypass
 
 _INDEX_DTYPES: dict[torch.dtype, np.dtype[np.signedinteger]] = {
@@ -66,14 +64,3 @@ def lift_into(call: LiftCall) -> None:
         kernel_policy(p, torch.int64, lifts=True),
         lane,
     )
-
-
-def warm_up() -> None:
-    """Compile the kernels for int32 indices, as engines use them, or load them from numba's cache.
-
-    Meant for load time, so that no request waits for it.
-    """
-    params = lower(PolicyConfig(mode=Mode.SPARSE_MERGE, sink_tokens=1, max_structural_fraction=1), width=2)
-    lengths, scores, topk = torch.tensor([4]), torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int32)
-    apply_into(PolicyCall(topk, lengths, None, None, None, scores, None, None, params, new_counters(), None))
-    lift_into(LiftCall(scores, lengths, None, None, None, params))

@@ -114,7 +114,10 @@ class PolicyHook:
         row_live: Tensor | None,
         row_phase: Tensor | None,
     ) -> None:
-        """Count what the policy changes in every n-th row, from a top-k of scores that were not lifted."""
+        """Count what the policy changes in every n-th row, from a top-k of scores that were not lifted.
+
+        Rows of a ragged layout are left out: the engine's top-k is asked for rows that begin at column 0.
+        """
         first = -self._rows % self._sample_every
         self._rows += scores.shape[0]
         rows = slice(first, None, self._sample_every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import entry_points
 
 from kvplugin.metrics.directory import prepare_directory
 from kvplugin.vllm.log import logger
@@ -52,6 +53,9 @@ def _other_platform_plugin() -> str | None:
     """Name of another out-of-tree platform that wants this process; vLLM refuses to start when two do."""
     from vllm.plugins import PLATFORM_PLUGINS_GROUP, load_plugins_by_group
 
+    # Loading them logs each one; with ours alone there is nothing to ask.
+    if len(entry_points(group=PLATFORM_PLUGINS_GROUP)) < 2:
+        return None
     for name, probe in load_plugins_by_group(PLATFORM_PLUGINS_GROUP).items():
         if probe is not platform and probe() is not None:
             logger.warning("kvplugin: inactive: unsupported_platform; the platform plugin %r is in charge", name)
