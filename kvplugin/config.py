@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from kvplugin.errors import ConfigError, ConfigProblem
 
 ROOT_KEY = "kvplugin"
+LARGEST_COUNT = 2**31 - 1
 
 
 class Mode(StrEnum):
@@ -107,22 +108,28 @@ def _no_bool(value: object) -> object:
 
 
 def _auto_or_count(value: object) -> object:
+    """Settle the choice here: pydantic would name both branches of the union in its message."""
     if isinstance(value, str):
         text = value.strip().lower()
-        if text != "auto" and not text.isdecimal():
-            raise PydanticCustomError(
-                "count", "{found} is not a count; use auto or a whole number", {"found": repr(value)}
-            )
-        return "auto" if text == "auto" else int(text)
-    return _no_bool(value)
+        value = int(text) if text.isdecimal() else text
+    if value in ("auto", None) or (type(value) is int and 0 <= value <= LARGEST_COUNT):
+        return value
+    raise PydanticCustomError(
+        "count", "{found} is not a count; use auto or a whole number of at least 0", {"found": repr(value)}
+    )
 
 
 def _split(value: object) -> object:
-    """Accept ``prefill,decode`` from a command line beside a YAML list."""
-    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    """Accept ``prefill,decode`` from a command line beside a YAML list; a repeated phase counts once."""
+    parts = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    return list(dict.fromkeys(parts)) if isinstance(parts, (list, tuple)) and _all_text(parts) else parts
 
 
-Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**31 - 1)]
+def _all_text(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=LARGEST_COUNT)]
 Limit = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**62)] | None
 PhaseChoice = Annotated[Phase, _choice(Phase)]
 

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LOWER_AGAIN = "lower it for this width"
 
 
 @cache
@@ -83,9 +84,7 @@ def apply_topology_policy(
         raise ArgumentError(f"{where}.topk", "width 0", "a row needs at least one slot")
     params = config if isinstance(config, PolicyParams) else lower(config, width)
     if params.width != width:
-        raise ArgumentError(
-            f"{where}.config", f"lowered for width {params.width}, topk has width {width}", "lower it for this width"
-        )
+        raise ArgumentError(f"{where}.config", f"lowered for width {params.width}, topk has width {width}", LOWER_AGAIN)
     device = topk.device
     counters = new_counters(device) if counters is None else counters
     _check(where, "counters", counters, (len(PHASE_ROWS), len(Counter)), (torch.int64,), device)
@@ -159,6 +158,8 @@ def lift_structural_scores(
         for key, found, cure in before_topk_conflicts(config):
             raise ArgumentError(f"{where}.config", f"{key}: {found}", cure)
         config = lower(config, width)
+    if config.width != width:
+        raise ArgumentError(f"{where}.config", f"lowered for width {config.width}, width is {width}", LOWER_AGAIN)
     if scores.shape[0]:
         implementation_for(device.type).lift_into(
             LiftCall(scores, row_lengths, row_live, row_phase, score_start, config)

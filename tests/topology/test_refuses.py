@@ -192,3 +192,9 @@ def test_a_recorded_mismatch_is_raised_later() -> None:
     apply(topk=torch.tensor([[5, 4, 3, 2], [5, 6, 3, 2]]), config=RAISING, error=error)
     with pytest.raises(CoordinateError, match=r"^topology policy, row 1: learned index 6 is outside \[0, 6\);"):
         raise_recorded(error)
+
+
+def test_lift_refuses_params_of_another_width() -> None:
+    params = lower(PolicyConfig(mode="topology_sparse_merge", sink_tokens=1), 8)
+    with pytest.raises(ArgumentError, match=r"lowered for width 8, width is 4; lower it for this width"):
+        lift_structural_scores(torch.zeros(1, 20), torch.tensor([20]), config=params, width=4)
