@@ -95,6 +95,9 @@ def test_bypassed_rows_are_warned_about_once(checkpoint: Checkpoint, plugin_log:
             "--worker-cls: 'vllm.v1.worker.gpu_worker.Worker' beside",
             id="another worker",
         ),
+        pytest.param(
+            MERGE, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype: 'fp8' beside", id="a KV cache the CPU cannot hold"
+        ),
     ],
 )
 def test_wrong_settings_stop_start_up(

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -82,10 +83,20 @@ def _environment_checks() -> Iterator[Check]:
         ("numba", False, "pip install numba; without it the CPU uses the slower torch form"),
         ("triton", False, "comes with torch's CUDA builds; the CPU engine does not need it"),
     ):
-        try:
-            yield Check(name, Status.OK, version(name))
-        except PackageNotFoundError:
-            yield Check(name, Status.FAILED if needed else Status.NOTE, "not installed", cure)
+        found, works = _imported(name)
+        broken = Status.FAILED if needed else Status.NOTE
+        yield Check(name, Status.OK if works else broken, found, "" if works else cure)
+
+
+def _imported(name: str) -> tuple[str, bool]:
+    """Version of a package and whether it can be used; one that is installed and broken says why."""
+    try:
+        import_module(name)
+        return version(name), True
+    except PackageNotFoundError:
+        return "not installed", False
+    except Exception as error:
+        return f"cannot be imported: {error}", False
 
 
 def _metrics_checks() -> Iterator[Check]:

@@ -53,11 +53,11 @@ _BYPASS_MEANINGS = {
 _STATE_MEANINGS: dict[ActiveState, str] = {
     ACTIVE: "the hook is in place and the self-test saw it fire",
     InactiveReason.NOT_CONFIGURED: "the additional config has no `kvplugin` key",
-    InactiveReason.DISABLED_BY_ENV: "`KVPLUGIN_DISABLE` or `VLLM_KVPLUGIN_DISABLE` is set",
+    InactiveReason.DISABLED_BY_ENV: "`KVPLUGIN_DISABLE` or `VLLM_KVPLUGIN_DISABLE` is set (log and doctor only)",
     InactiveReason.POLICY_DISABLED: "`policy.mode` is `disabled`",
     InactiveReason.NO_SPARSE_ATTENTION: "the model has no DeepSeek sparse attention",
-    InactiveReason.UNSUPPORTED_PLATFORM: "this platform, or another platform plugin, leaves no place for the hook",
-    InactiveReason.UNSUPPORTED_VLLM: "this vLLM lacks a point the hook needs",
+    InactiveReason.UNSUPPORTED_PLATFORM: "another platform than vLLM's CPU one is in charge (log and doctor only)",
+    InactiveReason.UNSUPPORTED_VLLM: "this vLLM lacks a point the hook needs (log and doctor only)",
     InactiveReason.SELF_TEST_FAILED: "the hook is in place and the self-test did not see it fire",
     InactiveReason.NOT_REPORTED: "the engine is up and no worker has said how it went",
 }

@@ -41,7 +41,7 @@ class CounterExporter:
         sampled: such a buffer over the rows that ``before_topk`` samples; None = none (its series stay 0).
         arm: value of the ``arm`` label.
         interval_s: seconds between two publications after :meth:`start`.
-        on_change: called with the host's copy of ``counters`` whenever it has grown; must not raise.
+        on_change: called with the host's copy of either buffer whenever it has grown; must not raise.
 
     Raises:
         ArgumentError: a wrong shape or dtype, an unknown arm, or an interval that is not positive.
@@ -124,8 +124,7 @@ class CounterExporter:
         for key, series in self._series[buffer].items():
             file.set(key, series.total(snapshot))
         self._published[buffer] = snapshot
-        if buffer is Buffer.EXACT:
-            self._on_change(snapshot)
+        self._on_change(snapshot)
 
     def _drain(self) -> None:
         while not self._stop.wait(self._interval_s):

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from kvplugin.config import ROOT_KEY, Mode, PolicyConfig
-from kvplugin.errors import EngineMismatch
+from kvplugin.errors import ArgumentError, EngineMismatch
 from kvplugin.topology import lower
 from kvplugin.vllm.backend_names import BACKEND_NAME
 
 WARM_UP_STEPS = 4
-KV_CACHE_BYTES = 512 << 20
+BLOCK_TOKENS = 64
+BYTES_PER_TOKEN = 24 << 10
+"""KV of six layers and two indexers in float32, with room to spare: nothing must be preempted while it is timed."""
+LEAST_PREFILL_TOKENS = 512
+"""A step prefills at least this many tokens, so this bounds the steps until the last request decodes."""
 POLICY = PolicyConfig(mode=Mode.SPARSE_MERGE)
 
 # The shape of a small GLM-5.2: enough layers for two index groups with followers. Weights are drawn at load time.
@@ -70,6 +74,12 @@ class EngineBench:
     index_topk: int
     steps: int
 
+    @property
+    def new_tokens(self) -> int:
+        """Tokens per request that keep all of them decoding until the last timed step."""
+        prefill_steps = self.requests * (self.context // LEAST_PREFILL_TOKENS + 1)
+        return prefill_steps + WARM_UP_STEPS + 2 * self.steps + 4
+
 
 def run(bench: EngineBench) -> dict[str, list[float]]:
     """Seconds of each decode step, with the hook ``off`` and ``on`` by turns.
@@ -79,6 +89,13 @@ def run(bench: EngineBench) -> dict[str, list[float]]:
         EngineMismatch: the engine runs without the plugin's hook.
     """
     lower(POLICY, bench.index_topk)
+    longest = MODEL_CONFIG["max_position_embeddings"]
+    if bench.model is None and bench.context + bench.new_tokens >= longest:
+        raise ArgumentError(
+            "kvplugin bench engine --context",
+            f"{bench.context} prompt tokens and {bench.new_tokens} new ones",
+            f"the default model sees at most {longest} tokens",
+        )
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override the size set here
     with tempfile.TemporaryDirectory() as folder:
@@ -95,9 +112,9 @@ def _start(bench: EngineBench, folder: Path) -> Any:
         hf_overrides={"index_topk": bench.index_topk},
         skip_tokenizer_init=True,
         dtype="float32",
-        max_model_len=bench.context + 2 * bench.steps + WARM_UP_STEPS + 8,
+        max_model_len=bench.context + bench.new_tokens + 1,
         max_num_seqs=bench.requests,
-        kv_cache_memory_bytes=KV_CACHE_BYTES,
+        kv_cache_memory_bytes=bench.requests * (bench.context + bench.new_tokens + BLOCK_TOKENS) * BYTES_PER_TOKEN,
         attention_backend=BACKEND_NAME,
         enable_prefix_caching=False,
         seed=0,
@@ -115,7 +132,7 @@ def _measure(engine: Any, bench: EngineBench) -> dict[str, list[float]]:
     if hook is None:
         raise EngineMismatch("kvplugin bench engine", "the engine runs without the policy's hook", "see its log")
     tokens = WARM_UP_STEPS + 2 * bench.steps
-    sampling = SamplingParams(max_tokens=tokens + 4, temperature=0, ignore_eos=True, detokenize=False)
+    sampling = SamplingParams(max_tokens=bench.new_tokens, temperature=0, ignore_eos=True, detokenize=False)
     for request in range(bench.requests):
         prompt = [(17 * request + 31 * position) % 400 + 8 for position in range(bench.context)]
         engine.add_request(str(request), {"prompt_token_ids": prompt}, sampling)

@@ -15,6 +15,7 @@ from kvplugin.topology import (
     new_counters,
     raise_recorded,
 )
+from kvplugin.topology.reference import call_bypass
 
 TopkFunction = Callable[[Tensor, Tensor, Tensor], None]
 """``topk(scores [T, N], row_lengths [T], selection [T, K])``: the engine's own top-k, writing ``selection``."""
@@ -41,7 +42,7 @@ class PolicyHook:
         self.sampled = new_counters(device)
         self._observe = self.params._replace(mode=Mode.OBSERVE)
         self._topk = topk
-        self._sample_every = config.metrics.sample_every
+        self._sample_every = _coprime(config.metrics.sample_every)
         self._rows = 0
         raises = self.params.mismatch is MismatchAction.RAISE
         self._error = torch.zeros(4, dtype=torch.int64, device=device) if raises else None
@@ -118,6 +119,20 @@ class PolicyHook:
 
         Rows of a ragged layout are left out: the engine's top-k is asked for rows that begin at column 0.
         """
+        if call_bypass(self.params, scores.shape[0]) is not None:
+            # Nothing is lifted; observing the whole call counts why, and reads no row.
+            apply_topology_policy(
+                selection,
+                row_lengths,
+                config=self._observe,
+                row_live=row_live,
+                row_phase=row_phase,
+                scores=scores,
+                score_start=score_start,
+                counters=self.sampled,
+                error=self._error,
+            )
+            return
         first = -self._rows % self._sample_every
         self._rows += scores.shape[0]
         rows = slice(first, None, self._sample_every)
@@ -135,3 +150,10 @@ class PolicyHook:
             counters=self.sampled,
             error=self._error,
         )
+
+
+def _coprime(stride: int) -> int:
+    """The next stride without small factors: batches repeat in step, and it must not meet the same row each time."""
+    while stride > 1 and any(stride % factor == 0 for factor in (2, 3, 5, 7)):
+        stride += 1
+    return stride

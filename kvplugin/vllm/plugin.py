@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from kvplugin.metrics.directory import prepare_directory
-from kvplugin.vllm.log import logger
+from kvplugin.vllm.log import info_once, logger
 from kvplugin.vllm.settings import disabled_by_environment
 
 CPU_PLATFORM_PATH = "kvplugin.vllm.cpu.platform.KvpluginCpuPlatform"
@@ -20,6 +20,8 @@ def register() -> None:
 
         from kvplugin.vllm.backend_names import register_names
 
+        if disabled_by_environment():
+            info_once("kvplugin: inactive: disabled_by_env; vLLM runs as without the plugin")
         if current_platform.is_cpu():
             register_names()
         else:

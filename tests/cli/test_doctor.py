@@ -71,6 +71,15 @@ def test_without_vllm() -> None:
     assert "pip install 'kvplugin[cpu]'" in found["cure"]
 
 
+def test_a_broken_numba_is_named_not_fatal() -> None:
+    broken = "import sys; sys.modules['numba'] = None; " + WITHOUT_VLLM
+    _, output = doctor("--json", code=broken)
+    found = checks(output)["numba"]
+    assert found["status"] == "note"
+    assert found["found"].startswith("cannot be imported: ")
+    assert "slower torch form" in found["cure"]
+
+
 def test_metrics_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     status, output = doctor("--json", code=WITHOUT_VLLM, KVPLUGIN_METRICS_DIR=str(tmp_path / "file" / "metrics"))

@@ -19,8 +19,9 @@ from integration.server import HOST, Progress, Server, ServerError, ServerOption
 from integration.server_log import LogFollower, Stage, first_exception, stage_of
 
 BLOCK = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, and inherited so, where the tests run under nohup
 from integration.server import Server, ServerOptions
 
 def reached(progress):

@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, fl
 
 from kvplugin.vllm.backend_names import BACKEND_NAME
 from kvplugin.vllm.cpu.mla_ops import attend_rows, physical_rows, write_rows
+from kvplugin.vllm.cpu.startup import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -29,7 +30,7 @@ class CpuSparseMLABackend(AttentionBackend):
     """What ``--attention-backend KVPLUGIN`` selects on vLLM's CPU build."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = list(KV_CACHE_DTYPES)
 
     @staticmethod
     def get_name() -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BLOCK_SIZE = 16
 """KV block size where none is given: what the stock platform sets for MLA."""
-NATIVE_ROTARY = "-rotary_embedding"
+NATIVE_ROTARY, COMPILED_ROTARY = "-rotary_embedding", "+rotary_embedding"
 COMPILER_PACKAGES = ("numba", "llvmlite")
 
 
@@ -75,5 +75,8 @@ class KvpluginCpuPlatform(CpuPlatform):
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
         # The compiled CPU kernel takes the head stride of a 3-D query for its token stride: it rotates wrong values.
         custom_ops = vllm_config.compilation_config.custom_ops
+        if COMPILED_ROTARY in custom_ops:
+            warn_once("kvplugin: +rotary_embedding is dropped: the compiled CPU kernel rotates MLA's values wrongly")
+            custom_ops.remove(COMPILED_ROTARY)
         if NATIVE_ROTARY not in custom_ops:
             custom_ops.append(NATIVE_ROTARY)

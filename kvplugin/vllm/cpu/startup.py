@@ -21,6 +21,8 @@ MODEL_TYPES = ("deepseek_v32", "glm_moe_dsa")
 WORKER_PATH = "kvplugin.vllm.cpu.worker.KvpluginCpuWorker"
 STOCK_WORKERS = ("auto", "vllm.v1.worker.cpu_worker.CPUWorker")
 MLA_KIND = "mla_attention"
+KV_CACHE_DTYPES = ("auto", "float16", "bfloat16")
+"""What the CPU implementation stores; vLLM does not ask a CPU backend for it."""
 
 
 def wants_sparse_mla(vllm_config: VllmConfig) -> bool:
@@ -54,6 +56,17 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
         cost = EVICTION_COSTS.get(config.policy.eviction)
         if cost is not None and config.policy.mode is not Mode.DISABLED:
             warn_once(f"kvplugin: eviction {config.policy.eviction}: {cost}")
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(
+            [
+                ConfigProblem(
+                    "--kv-cache-dtype",
+                    f"{cache_dtype!r} beside --attention-backend {BACKEND_NAME} on a CPU",
+                    f"use {', '.join(KV_CACHE_DTYPES)}",
+                )
+            ]
+        )
     _serve_metrics(config)
     parallel = vllm_config.parallel_config
     if parallel.worker_cls in STOCK_WORKERS:
