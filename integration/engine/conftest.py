@@ -22,6 +22,8 @@ Checkpoint = Callable[[str], Path]
 @pytest.fixture
 def plugin_log() -> Iterator[list[str]]:
     """What the plugin logs from now on, its once-only lines again. vLLM keeps its loggers' records from pytest."""
+    import vllm.logger  # noqa: F401  (configures logging, and takes handlers away, when first imported)
+
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
