@@ -22,16 +22,17 @@ Checkpoint = Callable[[str], Path]
 @pytest.fixture
 def plugin_log() -> Iterator[list[str]]:
     """What the plugin logs from now on, its once-only lines again. vLLM keeps its loggers' records from pytest."""
-    import vllm.logger  # noqa: F401  (configures logging, and takes handlers away, when first imported)
-
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+
+    def note(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return True
+
     warn_once.cache_clear()
     info_once.cache_clear()
-    logger.addHandler(handler)
+    logger.addFilter(note)  # a handler would not outlive vLLM's own configuration of logging
     yield lines
-    logger.removeHandler(handler)
+    logger.removeFilter(note)
 
 
 @pytest.fixture(scope="session")
