@@ -244,9 +244,6 @@ def policy_conflicts(policy: PolicyConfig) -> Iterator[Conflict]:
             "'topology_only' with no sink, local or witness tokens",
             "give at least one; rows would attend to nothing",
         )
-    windows = (policy.sink_tokens, policy.sink_blocks, policy.local_tokens, policy.local_blocks)
-    if policy.fill is Fill.NONE and policy.mode is Mode.ONLY and not any(windows):
-        yield "fill", "'none' without sink or local tokens", "give some: a short row has no witnesses to attend to"
     if policy.fill is Fill.NONE and policy.mode is not Mode.ONLY:
         yield "fill", f"'none' with mode = {policy.mode}", "use local; only topology_only may leave slots empty"
 

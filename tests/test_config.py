@@ -221,10 +221,6 @@ def test_blocks_replace_the_default_in_tokens(kind: str) -> None:
 
 
 CONFLICTS = [
-    (
-        {"mode": "topology_only", "fill": "none", "sink_tokens": 0, "local_tokens": 0, "witness_blocks": 1},
-        ["fill: 'none' without sink or local tokens; give some: a short row has no witnesses to attend to"],
-    ),
     ({"sink_tokens": 4, "sink_blocks": 1}, ["sink_blocks: 1 given beside sink_tokens = 4; give one of the two"]),
     ({"local_tokens": 0, "local_blocks": 0}, ["local_blocks: 0 given beside local_tokens = 0; give one of the two"]),
     ({"sink_tokens": None}, ["sink_tokens: null without blocks; give a number, or sink_blocks"]),

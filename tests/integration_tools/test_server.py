@@ -21,6 +21,7 @@ from integration.server_log import LogFollower, Stage, first_exception, stage_of
 BLOCK = """
 import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, and inherited so, where the tests run under nohup
 from integration.server import Server, ServerOptions
 
