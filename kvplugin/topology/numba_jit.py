@@ -21,8 +21,10 @@ def kernel(function: _Function) -> _Function:
 
 
 def inlined(function: _Function) -> _Function:
-    """Expand a function where other kernels call it: for what runs once per token, where a call counts the references
-    of its arrays for more time than the work takes."""
+    """Expand a function where other kernels call it.
+
+    For what runs once per token or has one caller: a call counts a reference to each array that it passes.
+    """
     compiled: _Function = njit(nogil=True, error_model="numpy", inline="always")(function)
     return compiled
 
@@ -35,7 +37,7 @@ def entry(function: _Function) -> _Function:
     """
     try:
         compiled: _Function = njit(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:
+    except RuntimeError:  # numba found no place to write to
         compiled = njit(nogil=True, error_model="numpy")(function)
     return compiled
 

@@ -53,8 +53,12 @@ def _gather_scores(
             keys[j] = scores.half[np.uintp(at + tokens[j] * stride)]
     else:
         spare[0] = _read_ahead(scores.single, at, length, stride, count)
-        for j in range(count):
-            keys[j] = scores.single[np.uintp(at + tokens[j] * stride)]
+        if stride == 1:
+            for j in range(count):
+                keys[j] = scores.single[np.uintp(at + tokens[j])]
+        else:
+            for j in range(count):
+                keys[j] = scores.single[np.uintp(at + tokens[j] * stride)]
 
 
 @kernel
@@ -165,7 +169,7 @@ def nth_lowest(keys: IntArray, count: int, n: int, low: int, high: int) -> tuple
 @kernel
 def _count_up_to(keys: IntArray, count: int, cut: int) -> int:
     bound = keys.dtype.type(cut)
-    found = np.int32(0)  # narrow types keep all vector lanes busy
+    above = np.int32(0)  # narrow types keep all vector lanes busy
     for j in range(count):
-        found = np.int32(found + np.int32(keys[j] <= bound))
-    return int(found)
+        above = np.int32(above + np.int32(keys[j] > bound))
+    return count - int(above)

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from kvplugin.config import Witness
 from kvplugin.topology.counters import Counter
 from kvplugin.topology.numba_args import WITNESSES, KernelPolicy, Matrix, RowFacts, Scores
+from kvplugin.topology.numba_claim import claim_ranges
 from kvplugin.topology.numba_coverage import count_gaps
 from kvplugin.topology.numba_jit import entry, fetch_add, inlined, kernel, source_stamp
 from kvplugin.topology.numba_marks import new_marks
 from kvplugin.topology.numba_read import read_any, read_clean, row_values, write_row, write_slots
-from kvplugin.topology.numba_select import bring_in, claim_ranges, grow_local, keep_structure, make_room
+from kvplugin.topology.numba_select import bring_in, grow_local, keep_structure, make_room
 from kvplugin.topology.numba_structure import structure_ranges
 from kvplugin.topology.numba_workspace import Lane
 
@@ -85,21 +86,35 @@ def apply_row(
         counts[Counter.SEGMENTS.value] += min(length, policy.segments)
         gaps = count_gaps(tokens, selected, length, policy.segments, lane.bounds, lane.filled)
         counts[Counter.SEGMENTS_EMPTY_AFTER.value] += gaps
+    _count_row(learned, bad, falls_back, kept, missing, selected, policy, counts)
+    if not policy.observe:
+        if clean and not policy.only:
+            write_slots(topk, row, slots, incoming, leaving, offset)
+        else:
+            write_row(topk, row, width, tokens, selected, offset)
+
+
+@inlined
+def _count_row(
+    learned: int,
+    bad: int,
+    falls_back: bool,
+    kept: int,
+    injected: int,
+    selected: int,
+    policy: KernelPolicy,
+    counts: NDArray[np.int64],
+) -> None:
     counts[Counter.KEPT.value] += kept
     counts[Counter.EVICTED.value] += learned - kept
-    counts[Counter.INJECTED.value] += missing
-    counts[Counter.BACKFILLED.value] += selected - kept - missing
+    counts[Counter.INJECTED.value] += injected
+    counts[Counter.BACKFILLED.value] += selected - kept - injected
     counts[Counter.INVALID.value] += bad
     counts[Counter.FALLBACK.value] += falls_back
     counts[Counter.RESCUED.value] += learned == 0
     counts[Counter.EMPTY.value] += policy.observe and learned == 0
     identity = bad == 0 and kept == learned and kept == selected
     counts[Counter.IDENTITY.value if identity else Counter.REWRITTEN.value] += 1
-    if not policy.observe:
-        if clean and not policy.only:
-            write_slots(topk, row, slots, incoming, leaving, offset)
-        else:
-            write_row(topk, row, width, tokens, selected, offset)
 
 
 @kernel

@@ -119,9 +119,11 @@ class Workspace:
     def lanes(self, count: int, width: int, blocks: int, index_dtype: np.dtype[np.signedinteger]) -> list[Lane]:
         """``count`` lanes with room for rows of ``width`` slots and ``blocks`` witness scores, nothing counted yet."""
         lanes = self._lanes.setdefault(index_dtype, [])
-        if lanes and (lanes[0].tokens.size < width or lanes[0].drift.size < blocks):
-            width, blocks = max(width, lanes[0].tokens.size), max(blocks, lanes[0].drift.size)
-            lanes.clear()
+        if lanes:  # all of one size, so that any of them serves the widest row so far
+            size = lanes[0].tokens.size, lanes[0].drift.size
+            width, blocks = max(width, size[0]), max(blocks, size[1])
+            if (width, blocks) != size:
+                lanes.clear()
         while len(lanes) < count:
             lanes.append(new_lane(width, blocks, index_dtype))
         for lane in lanes[:count]:
