@@ -6,24 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from devices import device_of
 from torch import Tensor
 
 from kvplugin.config import Mode, PolicyConfig
-from kvplugin.topology import PolicyParams, lower, new_counters, numba_ops, reference, torch_ops
+from kvplugin.topology import PolicyParams, lower, new_counters, numba_ops, reference, torch_ops, triton_ops
 from kvplugin.topology.call import LiftCall, PolicyCall
 from kvplugin.topology.counters import Counter
 
-IMPLEMENTATIONS = {"reference": reference, "torch_ops": torch_ops, "numba_ops": numba_ops}
+IMPLEMENTATIONS = {
+    module.__name__.rpartition(".")[2]: module for module in (reference, torch_ops, numba_ops, triton_ops)
+}
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
+every_cpu_form = pytest.mark.parametrize("implementation", [torch_ops, numba_ops], ids=["torch_ops", "numba_ops"])
 every_fast_implementation = pytest.mark.parametrize(
-    "implementation", [torch_ops, numba_ops], ids=["torch_ops", "numba_ops"]
+    "implementation", list(IMPLEMENTATIONS.values())[1:], ids=list(IMPLEMENTATIONS)[1:]
 )
 
 GUARD = 77
 """Fills the memory around a view: an index that some rows could hold and a score, so a stray access shows."""
+
+
+def to_device(value: Any, device: torch.device | str) -> Any:
+    """Tensors on the device, all else as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 class Layout(Enum):
@@ -68,10 +78,11 @@ class Case:
     witness_scores: Tensor | None = None
     layout: Layout = Layout.PLAIN
 
-    def call(self) -> PolicyCall:
-        """The call on this case's own tensors, with zeroed counters and error record."""
-        given = {name: value for name, value in vars(self).items() if name != "layout"}
-        return PolicyCall(**given, counters=new_counters(), error=torch.zeros(4, dtype=torch.int64))
+    def call(self, device: torch.device | str = "cpu") -> PolicyCall:
+        """The call on this case's own tensors (copies on another device), with zeroed counters and error record."""
+        given = {name: to_device(value, device) for name, value in vars(self).items() if name != "layout"}
+        error = torch.zeros(4, dtype=torch.int64, device=device)
+        return PolicyCall(**given, counters=new_counters(device), error=error)
 
     def with_topk(self, topk: Tensor) -> Case:
         return replace(self, topk=topk)
@@ -130,12 +141,13 @@ class Outcome:
 
 def run(implementation: ModuleType, case: Case, error: Sequence[int] = (0, 0, 0, 0)) -> Outcome:
     """Run a case on copies of its tensors, and see to it that nothing else was written."""
-    topk, memory = lay_out(case.topk, case.layout)
-    scores = None if case.scores is None else lay_out(case.scores, case.layout)[0]
-    call = case.call()._replace(topk=topk, scores=scores, error=torch.tensor(error))
+    device = device_of(implementation)
+    topk, memory = lay_out(case.topk.to(device), case.layout)
+    scores = None if case.scores is None else lay_out(case.scores.to(device), case.layout)[0]
+    call = case.call(device)._replace(topk=topk, scores=scores, error=torch.tensor(error, device=device))
     implementation.apply_into(call)
-    outcome = Outcome(topk.clone(memory_format=torch.contiguous_format), call.counters, call.error)
-    assert scores is None or torch.equal(bits(scores), bits(case.scores))
+    outcome = Outcome(topk.cpu().clone(memory_format=torch.contiguous_format), call.counters.cpu(), call.error.cpu())
+    assert scores is None or torch.equal(bits(scores.cpu()), bits(case.scores))
     topk.fill_(GUARD)
     assert (memory == GUARD).all() or case.layout is Layout.PLAIN, "memory around topk was written"
     return outcome
@@ -143,11 +155,11 @@ def run(implementation: ModuleType, case: Case, error: Sequence[int] = (0, 0, 0,
 
 def lift(implementation: ModuleType, case: Case) -> Tensor:
     """The case's scores after a lift, ``[T, N]``."""
-    scores, memory = lay_out(case.scores, case.layout)
-    implementation.lift_into(
-        LiftCall(scores, case.row_lengths, case.row_live, case.row_phase, case.score_start, case.params)
-    )
-    lifted = scores.clone(memory_format=torch.contiguous_format)
+    device = device_of(implementation)
+    scores, memory = lay_out(case.scores.to(device), case.layout)
+    rows = (case.row_lengths, case.row_live, case.row_phase, case.score_start)
+    implementation.lift_into(LiftCall(scores, *(to_device(values, device) for values in rows), case.params))
+    lifted = scores.cpu().clone(memory_format=torch.contiguous_format)
     scores.fill_(GUARD)
     assert (memory == GUARD).all(), "memory around the scores was written"
     return lifted

@@ -93,17 +93,19 @@ def policies(draw: st.DrawFn, width: int, modes: Sequence[Mode] = ACTIVE_MODES, 
 
 
 @st.composite
-def learned_rows(draw: st.DrawFn, width: int, length: int, offset: int, dtype: torch.dtype, clean: bool) -> list[int]:
-    """One row of absolute indices: a set of tokens in random slots, among holes; unless clean, hazards and repeats."""
+def learned_rows(
+    draw: st.DrawFn, width: int, length: int, offset: int, dtype: torch.dtype, hazards: bool, repeats: bool
+) -> list[int]:
+    """One row of absolute indices: a set of tokens in random slots, among holes; perhaps with a hazard or a repeat."""
     random = Random(draw(st.integers(0, 2**16)))
     visible = max(0, min(length, INT32_MAX))
     most = min(width, visible)
     size = draw(st.sampled_from([most] * 6 + [most // 2, 0]))
     row = [offset + token for token in random.sample(range(visible), size)]
     row += [-1] * (width - size)
-    if not clean and draw(st.sampled_from((False, False, True))):
+    if hazards and draw(st.sampled_from((False, False, True))):
         row[random.randrange(width)] = draw(st.sampled_from(hazards_for(length, dtype)))
-    if not clean and draw(st.sampled_from((False, False, True))):
+    if repeats and draw(st.sampled_from((False, False, True))):
         row[random.randrange(width)] = row[random.randrange(width)]
     random.shuffle(row)
     limit = torch.iinfo(dtype)
@@ -141,6 +143,8 @@ def cases(
     clean: bool = False,
     finite: bool = False,
     long_rows: bool = True,
+    unchecked_repeats: bool = False,
+    offsets_given: bool = True,
     **fixed: Any,
 ) -> Case:
     """A whole call.
@@ -150,23 +154,28 @@ def cases(
         clean: rows without bad or repeated indices, and metadata that bypasses no row.
         finite: finite scores only.
         long_rows: include rows of 100 000 tokens.
+        offsets_given: draw offsets.
+        unchecked_repeats: repeat indices also where the policy does not look for that; it promises little then.
         fixed: settings of the policy that are not drawn.
     """
     rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(WIDTHS))
     index_dtype = draw(st.sampled_from((torch.int32, torch.int64)))
     usual = lengths_for(width) if long_rows else lengths_for(width)[:-1]
     lengths = draw(st.lists(st.sampled_from(usual), min_size=rows, max_size=rows))
-    offsets = _optional(draw, rows, [5, 1000, 0, *([] if clean else [-1, INT32_MAX])], torch.int64)
+    offsets = None
+    if offsets_given:
+        offsets = _optional(draw, rows, [5, 1000, 0, *([] if clean else [-1, INT32_MAX])], torch.int64)
     starts = _optional(draw, rows, [3, 3, 0, 0, *([] if clean else [-1])], torch.int32)
     missing_columns = 0 if clean else draw(_mostly(0, 1))
     columns = max(0, max([*lengths, 0]) + 3 - missing_columns)
     per_row_offset = [0] * rows if offsets is None else offsets.tolist()
-    topk = [
-        draw(learned_rows(width, length, offset, index_dtype, clean))
-        for length, offset in zip(lengths, per_row_offset, strict=True)
-    ]
     unlimited = {"phases": ("prefill", "decode"), "limits": {}} if clean else {}
     params = draw(policies(width, modes, **(unlimited | fixed)))
+    repeats = not clean and (params.check_duplicates or unchecked_repeats)
+    topk = [
+        draw(learned_rows(width, length, offset, index_dtype, not clean, repeats))
+        for length, offset in zip(lengths, per_row_offset, strict=True)
+    ]
     blocks = draw(st.integers(0, 12))
     witness_scores = draw(score_matrices(rows, blocks)).float() if params.witness is Witness.DRIFT else None
     return Case(

@@ -10,7 +10,8 @@ from kvplugin.topology.params import PolicyParams
 
 
 class PolicyCall(NamedTuple):
-    """Arguments of one ``apply_into`` call. Values are *not* trusted; shapes, dtypes and devices are.
+    """Arguments of one ``apply_into`` call: one policy for all rows. Shapes, dtypes and devices can be trusted, values
+    can *not*.
 
     Attributes:
         topk: int32 or int64 ``[T, K]``, rewritten in place; any strides.
@@ -23,8 +24,8 @@ class PolicyCall(NamedTuple):
         witness_scores: float32 or float64 ``[T, B]`` or None, one score per policy block (drift witnesses).
         params: the policy, lowered for width K.
         counters: int64 ``[2, len(Counter)]``, added to.
-        error: int64 ``[4]`` = (row + 1, value, low, high) of the first coordinate mismatch, or None. Only written while
-            ``error[0] == 0`` and ``params.mismatch`` is RAISE.
+        error: int64 ``[4]`` = (row + 1, value, low, high) of a coordinate mismatch, or None: of the first one, where
+            rows have an order. Only written while ``error[0] == 0`` and ``params.mismatch`` is RAISE.
     """
 
     topk: Tensor
@@ -52,3 +53,43 @@ class LiftCall(NamedTuple):
     row_phase: Tensor | None
     score_start: Tensor | None
     params: PolicyParams
+
+
+class ArmsCall(NamedTuple):
+    """A call whose rows follow the policies of several arms.
+
+    Attributes:
+        topk ... witness_scores, error: as in :class:`PolicyCall`.
+        row_arm: int32 ``[T]``, row of ``policies`` for each row, or None (all 0); rows of an unknown arm are bypassed.
+        policies, enabled, listed_witnesses: of a :class:`kvplugin.topology.table.PolicyTable`.
+        counters: int64 ``[stripes, arms, 2, len(Counter)]``, added to.
+    """
+
+    topk: Tensor
+    row_lengths: Tensor
+    row_live: Tensor | None
+    row_phase: Tensor | None
+    row_arm: Tensor | None
+    offsets: Tensor | None
+    scores: Tensor | None
+    score_start: Tensor | None
+    witness_scores: Tensor | None
+    policies: Tensor
+    enabled: Tensor
+    listed_witnesses: int
+    counters: Tensor
+    error: Tensor | None
+
+
+class LiftArmsCall(NamedTuple):
+    """A lift whose rows follow the policies of several arms; fields as in :class:`LiftCall` and :class:`ArmsCall`."""
+
+    scores: Tensor
+    row_lengths: Tensor
+    row_live: Tensor | None
+    row_phase: Tensor | None
+    row_arm: Tensor | None
+    score_start: Tensor | None
+    policies: Tensor
+    enabled: Tensor
+    width: int

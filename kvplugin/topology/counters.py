@@ -18,8 +18,9 @@ class Counter(IntEnum):
     """Column of a counter buffer.
 
     Rows: ``SEEN`` = live rows with L >= 0 = ``REWRITTEN`` + ``IDENTITY`` + all ``BYPASS_*``. ``RESCUED`` (L > 0 and no
-    valid learned token), ``FALLBACK`` (coordinate mismatch) and ``EMPTY`` (leaves without a token although L > 0; only
-    ``observe`` lets that happen) are kinds of row among those that were not bypassed.
+    valid learned token), ``FALLBACK`` (coordinate mismatch) and ``EMPTY`` (leaves without a token although L > 0, as
+    ``observe`` and ``fill: none`` allow) are kinds of row among those that were not bypassed. ``BYPASS_UNKNOWN_ARM``
+    is counted for arm 0.
 
     Tokens, over rows that were not bypassed: ``KEPT`` = learned and selected, ``EVICTED`` = learned and not selected,
     ``INJECTED`` = structural, selected, not learned, ``BACKFILLED`` = the rest of the selection. ``INVALID`` = slots
@@ -42,20 +43,21 @@ class Counter(IntEnum):
     BYPASS_MAX_ROW_LENGTH = 10
     BYPASS_BAD_OFFSET = 11
     BYPASS_NO_SCORES = 12
-    KEPT = 13
-    EVICTED = 14
-    INJECTED = 15
-    BACKFILLED = 16
-    INVALID = 17
-    SINK_HIT = 18
-    SINK_POSSIBLE = 19
-    LOCAL_HIT = 20
-    LOCAL_POSSIBLE = 21
-    WITNESS_HIT = 22
-    WITNESS_POSSIBLE = 23
-    SEGMENTS = 24
-    SEGMENTS_EMPTY_BEFORE = 25
-    SEGMENTS_EMPTY_AFTER = 26
+    BYPASS_UNKNOWN_ARM = 13
+    KEPT = 14
+    EVICTED = 15
+    INJECTED = 16
+    BACKFILLED = 17
+    INVALID = 18
+    SINK_HIT = 19
+    SINK_POSSIBLE = 20
+    LOCAL_HIT = 21
+    LOCAL_POSSIBLE = 22
+    WITNESS_HIT = 23
+    WITNESS_POSSIBLE = 24
+    SEGMENTS = 25
+    SEGMENTS_EMPTY_BEFORE = 26
+    SEGMENTS_EMPTY_AFTER = 27
 
 
 BYPASS_REASONS: dict[str, Counter] = {
@@ -64,9 +66,13 @@ BYPASS_REASONS: dict[str, Counter] = {
 """Bypass reason as the operator reads it, in the order in which the reasons are tried."""
 
 
-def new_counters(device: torch.device | str = "cpu") -> Tensor:
-    """A zeroed counter buffer: int64 ``[2, len(Counter)]``, row 0 prefill, row 1 decode."""
-    return torch.zeros(len(PHASE_ROWS), len(Counter), dtype=torch.int64, device=device)
+def new_counters(device: torch.device | str = "cpu", *leading: int) -> Tensor:
+    """A zeroed counter buffer: int64 ``[*leading, 2, len(Counter)]``, row 0 prefill, row 1 decode.
+
+    ``leading`` is nothing, the number of arms, or the number of stripes and of arms: rows of a batch are spread over
+    stripes, so that few of a GPU's atomic additions meet in one cell. The sum over the stripes is what was counted.
+    """
+    return torch.zeros(*leading, len(PHASE_ROWS), len(Counter), dtype=torch.int64, device=device)
 
 
 def read_counters(counters: Tensor) -> dict[Phase, dict[Counter, int]]:

@@ -112,7 +112,7 @@ def _count_row(
     counts[Counter.INVALID.value] += bad
     counts[Counter.FALLBACK.value] += falls_back
     counts[Counter.RESCUED.value] += learned == 0
-    counts[Counter.EMPTY.value] += policy.observe and learned == 0
+    counts[Counter.EMPTY.value] += (learned if policy.observe else selected) == 0
     identity = bad == 0 and kept == learned and kept == selected
     counts[Counter.IDENTITY.value if identity else Counter.REWRITTEN.value] += 1
 

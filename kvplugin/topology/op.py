@@ -1,4 +1,4 @@
-"""The policy's public functions: argument checks and the choice of implementation by device."""
+"""The policy's public functions: argument checks, the registered operators, and the choice of implementation."""
 
 from __future__ import annotations
 
@@ -6,34 +6,40 @@ import logging
 from functools import cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvplugin.config import MismatchAction, Mode, PolicyConfig, Witness, before_topk_conflicts
 from kvplugin.errors import ArgumentError, CoordinateError
-from kvplugin.topology.call import LiftCall, PolicyCall
+from kvplugin.tensor_checks import check_tensor
+from kvplugin.topology.arms import apply_arms_into, lift_arms_into
+from kvplugin.topology.call import ArmsCall, LiftArmsCall
 from kvplugin.topology.counters import PHASE_ROWS, Counter, new_counters
 from kvplugin.topology.params import PolicyParams, lower
+from kvplugin.topology.table import PolicyTable, table_of
 
 logger = logging.getLogger(__name__)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOWER_AGAIN = "lower it for this width"
+Policies = PolicyConfig | PolicyParams | PolicyTable
 
 
 @cache
 def implementation_for(device_type: str) -> ModuleType:
-    """The module that serves a device: numba on the CPU where it can be imported, vectorised torch elsewhere.
+    """The module that serves a device: Triton on GPUs, numba on the CPU, vectorised torch where these are missing.
 
     Imported on first use: a process that only validates a configuration loads no compiler.
     """
-    if device_type == "cpu":
+    fastest = {"cpu": "numba", "cuda": "triton"}.get(device_type)
+    if fastest is not None:
         try:
-            return import_module("kvplugin.topology.numba_ops")
+            return import_module(f"kvplugin.topology.{fastest}_ops")
         except ImportError as error:
-            logger.warning("kvplugin: numba cannot be used (%s); the policy runs in its slower torch form", error)
+            logger.warning("kvplugin: %s cannot be used (%s); the policy runs in its slower torch form", fastest, error)
     return import_module("kvplugin.topology.torch_ops")
 
 
@@ -41,9 +47,10 @@ def apply_topology_policy(
     topk: Tensor,
     row_lengths: Tensor,
     *,
-    config: PolicyConfig | PolicyParams,
+    config: Policies,
     row_live: Tensor | None = None,
     row_phase: Tensor | None = None,
+    row_arm: Tensor | None = None,
     offsets: Tensor | None = None,
     scores: Tensor | None = None,
     score_start: Tensor | None = None,
@@ -54,19 +61,25 @@ def apply_topology_policy(
     """Rewrite a batch of learned top-k rows in place so that structural tokens are attended to inside the same budget.
 
     Rows are sets: valid entries come first, in no promised order, then -1 up to the unchanged width. No host
-    synchronisation on any device. A row with L < 0, or not live, is neither read nor written.
+    synchronisation on any device. A row with L < 0, or not live, is neither read nor written. On a GPU the call may be
+    captured in a graph: all it reads, the policies of a :class:`PolicyTable` too, may change between replays.
 
     Args:
-        topk: int32 or int64 ``[T, K]`` or ``[T, 1, K]``, any strides; -1 = unused slot.
+        topk: int32 or int64 ``[T, K]`` or ``[T, 1, K]``, any strides; -1 = unused slot. An index must not stand in two
+            slots; rows where one does are only promised to stay in range (``check_duplicates`` looks for them).
         row_lengths: int32 or int64 ``[T]``, the number of KV tokens each row may see.
-        config: the policy; pass :class:`PolicyParams` (see :func:`lower`) where the call is hot.
+        config: the policy; pass :class:`PolicyParams` (see :func:`lower`) or a :class:`PolicyTable` where the call is
+            hot, the latter where rows follow different policies, or policies change under a captured graph.
         row_live: bool ``[T]``; default all.
         row_phase: int8 ``[T]``, 0 prefill and 1 decode; default decode.
+        row_arm: int32 ``[T]``, each row's arm of the table; default 0. Rows of an unknown arm are bypassed.
         offsets: int32 or int64 ``[T]``, added to every token of the row (ragged layouts); default 0.
-        scores: float32, bfloat16 or float16 ``[T, N]``, the indexer's scores; column ``score_start[t] + token``.
+        scores: float32, bfloat16 or float16 ``[T, N]``, the indexer's scores; column ``score_start[t] + token``. Rows
+            that need scores are bypassed where a table's call has none.
         score_start: int32 or int64 ``[T]``; default 0.
         witness_scores: float32 or float64 ``[T, B]``, one score per policy block, for ``witness: drift``.
-        counters: int64 ``[2, len(Counter)]`` to add to; default a new buffer.
+        counters: int64 ``[2, len(Counter)]``, with a table of several arms ``[arms, 2, len(Counter)]``, perhaps with a
+            leading dimension of stripes, to add to; default a new buffer.
         error: int64 ``[4]``, needed with ``coordinate_mismatch: raise``; see :func:`raise_recorded`.
 
     Returns:
@@ -75,75 +88,45 @@ def apply_topology_policy(
     Raises:
         ArgumentError: a wrong shape, dtype or device, scores or witness scores missing, or structure beyond the cap.
     """
-    where = "apply_topology_policy"
-    if topk.dim() == 3 and topk.shape[1] == 1:
-        topk = topk.squeeze(1)
-    _check(where, "topk", topk, ("T", "K"), INDEX_DTYPES, topk.device)
-    rows, width = topk.shape
-    if width == 0:
-        raise ArgumentError(f"{where}.topk", "width 0", "a row needs at least one slot")
-    params = config if isinstance(config, PolicyParams) else lower(config, width)
-    if params.width != width:
-        raise ArgumentError(f"{where}.config", f"lowered for width {params.width}, topk has width {width}", LOWER_AGAIN)
-    device = topk.device
-    counters = new_counters(device) if counters is None else counters
-    _check(where, "counters", counters, (len(PHASE_ROWS), len(Counter)), (torch.int64,), device)
-    _check_rows(where, rows, device, row_lengths, row_live, row_phase, score_start)
-    if offsets is not None:
-        _check(where, "offsets", offsets, (rows,), INDEX_DTYPES, device)
-    if scores is not None:
-        _check(where, "scores", scores, (rows, "N"), SCORE_DTYPES, device)
-    elif params.needs_scores:
-        raise ArgumentError(
-            f"{where}.scores",
-            f"None with eviction = {params.eviction}",
-            "give the indexer's scores, or another eviction",
-        )
-    if witness_scores is not None:
-        _check(where, "witness_scores", witness_scores, (rows, "B"), (torch.float32, torch.float64), device)
-    elif params.witness is Witness.DRIFT and params.witness_blocks and params.mode is not Mode.DISABLED:
-        raise ArgumentError(f"{where}.witness_scores", "None with witness = drift", "give one score per policy block")
-    if error is not None:
-        _check(where, "error", error, (4,), (torch.int64,), device)
-    elif params.mismatch is MismatchAction.RAISE and params.mode is not Mode.DISABLED:
-        raise ArgumentError(f"{where}.error", "None with coordinate_mismatch = raise", "give an int64 [4] buffer")
-    if params.mode is not Mode.DISABLED and rows:
-        implementation_for(device.type).apply_into(
-            PolicyCall(
-                topk,
-                row_lengths,
-                row_live,
-                row_phase,
-                offsets,
-                scores,
-                score_start,
-                witness_scores,
-                params,
-                counters,
-                error,
-            )
-        )
-    return counters
+    call = checked_call(
+        "apply_topology_policy",
+        topk,
+        row_lengths,
+        config=config,
+        row_live=row_live,
+        row_phase=row_phase,
+        row_arm=row_arm,
+        offsets=offsets,
+        scores=scores,
+        score_start=score_start,
+        witness_scores=witness_scores,
+        counters=counters,
+        error=error,
+    )
+    torch.ops.kvplugin.topology_policy(*call)
+    return call.counters
 
 
 def lift_structural_scores(
     scores: Tensor,
     row_lengths: Tensor,
     *,
-    config: PolicyConfig | PolicyParams,
+    config: Policies,
     width: int,
     row_live: Tensor | None = None,
     row_phase: Tensor | None = None,
+    row_arm: Tensor | None = None,
     score_start: Tensor | None = None,
 ) -> None:
     """Raise the scores of structural tokens to +inf, in place, so that any top-k kernel returns them (``before_topk``).
 
     For finite scores the top-k of the lifted row is the set that :func:`apply_topology_policy` would select. Rows whose
-    window ``[score_start, score_start + L)`` is not inside ``scores`` are left alone, as are columns outside it.
+    window ``[score_start, score_start + L)`` is not inside ``scores`` are left alone, as are columns outside it, and
+    rows of an arm whose mode does not merge.
 
     Args:
         scores: float32, bfloat16 or float16 ``[T, N]``.
-        row_lengths, row_live, row_phase, score_start: as in :func:`apply_topology_policy`.
+        row_lengths, row_live, row_phase, row_arm, score_start: as in :func:`apply_topology_policy`.
         config: a policy with a merge mode, ``lowest_score`` and uniform witnesses.
         width: K of the top-k that will read the scores.
 
@@ -152,18 +135,17 @@ def lift_structural_scores(
     """
     where = "lift_structural_scores"
     device = scores.device
-    _check(where, "scores", scores, ("T", "N"), SCORE_DTYPES, device)
-    _check_rows(where, scores.shape[0], device, row_lengths, row_live, row_phase, score_start)
+    check_tensor(where, "scores", scores, ("T", "N"), SCORE_DTYPES, device)
+    _check_rows(where, scores.shape[0], device, row_lengths, row_live, row_phase, row_arm, score_start)
     if isinstance(config, PolicyConfig):
         for key, found, cure in before_topk_conflicts(config):
             raise ArgumentError(f"{where}.config", f"{key}: {found}", cure)
-        config = lower(config, width)
-    if config.width != width:
-        raise ArgumentError(f"{where}.config", f"lowered for width {config.width}, width is {width}", LOWER_AGAIN)
-    if scores.shape[0]:
-        implementation_for(device.type).lift_into(
-            LiftCall(scores, row_lengths, row_live, row_phase, score_start, config)
-        )
+    table = _table(where, config, width, device)
+    if table.listed_witnesses:
+        raise ArgumentError(f"{where}.config", "witnesses without a closed form", "use uniform witnesses in all arms")
+    torch.ops.kvplugin.lift_structural_scores(
+        scores, row_lengths, row_live, row_phase, row_arm, score_start, table.rows, table.enabled, width
+    )
 
 
 def raise_recorded(error: Tensor) -> None:
@@ -177,6 +159,111 @@ def raise_recorded(error: Tensor) -> None:
         raise CoordinateError(row - 1, value, low, high)
 
 
+def checked_call(
+    where: str,
+    topk: Tensor,
+    row_lengths: Tensor,
+    *,
+    config: Policies,
+    row_live: Tensor | None = None,
+    row_phase: Tensor | None = None,
+    row_arm: Tensor | None = None,
+    offsets: Tensor | None = None,
+    scores: Tensor | None = None,
+    score_start: Tensor | None = None,
+    witness_scores: Tensor | None = None,
+    counters: Tensor | None = None,
+    error: Tensor | None = None,
+) -> ArmsCall:
+    """The arguments of :func:`apply_topology_policy` as those of its operator, with counters of any accepted shape.
+
+    Raises:
+        ArgumentError: as there, under the name ``where``.
+    """
+    if topk.dim() == 3 and topk.shape[1] == 1:
+        topk = topk.squeeze(1)
+    device = topk.device
+    check_tensor(where, "topk", topk, ("T", "K"), INDEX_DTYPES, device)
+    rows, width = topk.shape
+    if width == 0:
+        raise ArgumentError(f"{where}.topk", "width 0", "a row needs at least one slot")
+    table = _table(where, config, width, device)
+    arms = len(table.rows)
+    if counters is None:
+        counters = new_counters(device) if arms == 1 else new_counters(device, arms)
+    _check_counters(where, counters, arms, device)
+    _check_rows(where, rows, device, row_lengths, row_live, row_phase, row_arm, score_start)
+    if offsets is not None:
+        check_tensor(where, "offsets", offsets, (rows,), INDEX_DTYPES, device)
+    if scores is not None:
+        check_tensor(where, "scores", scores, (rows, "N"), SCORE_DTYPES, device)
+    if witness_scores is not None:
+        check_tensor(where, "witness_scores", witness_scores, (rows, "B"), (torch.float32, torch.float64), device)
+    if error is not None:
+        check_tensor(where, "error", error, (4,), (torch.int64,), device)
+    if not isinstance(config, PolicyTable):
+        params = config if isinstance(config, PolicyParams) else lower(config, width)
+        _check_companions(where, params, scores, witness_scores, error)
+    return ArmsCall(
+        topk,
+        row_lengths,
+        row_live,
+        row_phase,
+        row_arm,
+        offsets,
+        scores,
+        score_start,
+        witness_scores,
+        table.rows,
+        table.enabled,
+        table.listed_witnesses,
+        counters,
+        error,
+    )
+
+
+def operator_call(*arguments: Any) -> ArmsCall:
+    """The call that the operator's arguments make, with counters as implementations want them."""
+    call = ArmsCall(*arguments)
+    shape = (-1, len(call.policies), len(PHASE_ROWS), len(Counter))
+    return call._replace(counters=call.counters.view(shape))
+
+
+def _table(where: str, config: Policies, width: int, device: torch.device) -> PolicyTable:
+    if isinstance(config, PolicyConfig):
+        config = lower(config, width)
+    if config.width != width:
+        raise ArgumentError(f"{where}.config", f"lowered for width {config.width}, width is {width}", LOWER_AGAIN)
+    if isinstance(config, PolicyParams):
+        return table_of(config, device)
+    if config.rows.device != device:
+        raise ArgumentError(f"{where}.config", f"a table on {config.rows.device}", f"make it on {device}")
+    return config
+
+
+def _check_counters(where: str, counters: Tensor, arms: int, device: torch.device) -> None:
+    leading: tuple[int | str, ...] = ((), (arms,), ("S", arms))[min(max(counters.dim() - 2, 0 if arms == 1 else 1), 2)]
+    check_tensor(where, "counters", counters, (*leading, len(PHASE_ROWS), len(Counter)), (torch.int64,), device)
+    if not counters.is_contiguous() or counters.numel() == 0:
+        found = f"strides {counters.stride()} of shape {tuple(counters.shape)}"
+        raise ArgumentError(f"{where}.counters", found, "give a contiguous buffer with at least one stripe")
+
+
+def _check_companions(
+    where: str, params: PolicyParams, scores: Tensor | None, witness_scores: Tensor | None, error: Tensor | None
+) -> None:
+    """What one policy needs beside the rows; in a table it depends on the row, and what is missing is counted."""
+    if scores is None and params.needs_scores:
+        found = f"None with eviction = {params.eviction}"
+        raise ArgumentError(f"{where}.scores", found, "give the indexer's scores, or another eviction")
+    if params.mode is Mode.DISABLED:
+        return
+    if witness_scores is None and params.witness is Witness.DRIFT and params.witness_blocks:
+        raise ArgumentError(f"{where}.witness_scores", "None with witness = drift", "give one score per policy block")
+    if error is None and params.mismatch is MismatchAction.RAISE:
+        raise ArgumentError(f"{where}.error", "None with coordinate_mismatch = raise", "give an int64 [4] buffer")
+
+
 def _check_rows(
     where: str,
     rows: int,
@@ -184,32 +271,60 @@ def _check_rows(
     row_lengths: Tensor,
     row_live: Tensor | None,
     row_phase: Tensor | None,
+    row_arm: Tensor | None,
     score_start: Tensor | None,
 ) -> None:
-    _check(where, "row_lengths", row_lengths, (rows,), INDEX_DTYPES, device)
+    check_tensor(where, "row_lengths", row_lengths, (rows,), INDEX_DTYPES, device)
     if row_live is not None:
-        _check(where, "row_live", row_live, (rows,), (torch.bool,), device)
+        check_tensor(where, "row_live", row_live, (rows,), (torch.bool,), device)
     if row_phase is not None:
-        _check(where, "row_phase", row_phase, (rows,), (torch.int8,), device)
+        check_tensor(where, "row_phase", row_phase, (rows,), (torch.int8,), device)
+    if row_arm is not None:
+        check_tensor(where, "row_arm", row_arm, (rows,), (torch.int32,), device)
     if score_start is not None:
-        _check(where, "score_start", score_start, (rows,), INDEX_DTYPES, device)
+        check_tensor(where, "score_start", score_start, (rows,), INDEX_DTYPES, device)
 
 
-def _check(
-    where: str,
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int | str, ...],
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-) -> None:
-    """The one shape, dtype and device check; a letter in ``shape`` stands for any size."""
-    fits = tensor.dim() == len(shape) and all(
-        isinstance(want, str) or want == size for want, size in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits or tensor.dtype not in dtypes or tensor.device != device:
-        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} on {tensor.device}"
-        raise ArgumentError(
-            f"{where}.{name}", f"got {found}", f"must be {kinds} [{', '.join(map(str, shape))}] on {device}"
-        )
+def _apply(topk: Tensor, *arguments: Any) -> None:
+    """The registered operator on a real device."""
+    if topk.shape[0] == 0:
+        return
+    call, implementation = operator_call(topk, *arguments), implementation_for(topk.device.type)
+    # Only kernels read policies on the device.
+    if topk.is_cuda:
+        implementation.apply_arms_into(call)
+    else:
+        apply_arms_into(implementation, call)
+
+
+def _lift(scores: Tensor, *arguments: Any) -> None:
+    """The registered operator on a real device."""
+    if scores.numel() == 0:
+        return
+    implementation, call = implementation_for(scores.device.type), LiftArmsCall(scores, *arguments)
+    if scores.is_cuda:
+        implementation.lift_arms_into(call)
+    else:
+        lift_arms_into(implementation, call)
+
+
+# Library.define and impl rather than custom_op, whose wrapper costs several times as much at each call.
+_LIBRARY = torch.library.Library("kvplugin", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ROWS = "Tensor row_lengths, Tensor? row_live, Tensor? row_phase, Tensor? row_arm"
+POLICY_SCHEMA = (
+    f"Tensor(a!) topk, {_ROWS}, Tensor? offsets, Tensor? scores, Tensor? score_start, Tensor? witness_scores, "
+    "Tensor policies, Tensor enabled, int listed_witnesses, Tensor(b!) counters, Tensor(c!)? error"
+)
+"""The policy operator's arguments."""
+_SCHEMAS = {
+    "topology_policy": POLICY_SCHEMA,
+    "lift_structural_scores": (
+        f"Tensor(a!) scores, {_ROWS}, Tensor? score_start, Tensor policies, Tensor enabled, int width"
+    ),
+}
+for _name, _run in (("topology_policy", _apply), ("lift_structural_scores", _lift)):
+    _LIBRARY.define(f"{_name}({_SCHEMAS[_name]}) -> ()")  # type: ignore[no-untyped-call]
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _run, _key)  # type: ignore[no-untyped-call]
+    # Tracing needs no more than the arguments: every result is one of them.
+    torch.library.register_fake(f"kvplugin::{_name}", lambda *arguments: None, lib=_LIBRARY)

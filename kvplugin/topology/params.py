@@ -10,6 +10,8 @@ from kvplugin.errors import ArgumentError
 
 AUTO_LOCAL_TOKENS = 64
 UNLIMITED = 2**62
+LONGEST_ROW = 2**31 - 1
+"""Longest row any implementation handles, in tokens: kernels hold logical indices in 32 bits."""
 
 
 class PolicyParams(NamedTuple):
@@ -110,7 +112,7 @@ def lower(config: PolicyConfig, width: int) -> PolicyParams:
         check_duplicates=config.check_duplicates,
         acts_in_prefill=Phase.PREFILL in config.phases,
         acts_in_decode=Phase.DECODE in config.phases,
-        max_row_length=limits.max_row_length or UNLIMITED,
+        max_row_length=min(limits.max_row_length or LONGEST_ROW, LONGEST_ROW),
         max_rows=limits.max_rows or UNLIMITED,
         max_elements=limits.max_elements or UNLIMITED,
         max_width=limits.max_width or UNLIMITED,

@@ -247,7 +247,7 @@ def _apply_row(call: PolicyCall, row: int, values: list[int], length: int, offse
     counts[Counter.INVALID] = len(bad)
     counts[Counter.RESCUED] = int(not learned)
     counts[Counter.FALLBACK] = int(mismatch)
-    counts[Counter.EMPTY] = int(observe and not learned)
+    counts[Counter.EMPTY] = int(not (learned if observe else chosen.tokens))
     identity = not bad and set(learned) == set(chosen.tokens)
     counts[Counter.IDENTITY if identity else Counter.REWRITTEN] = 1
     return _RowResult(None if observe else [offset + token for token in chosen.tokens], counts)

@@ -196,7 +196,7 @@ def _count_selection(learned: Learned, kinds: Kinds, choice: _Choice, rows: Rows
         Counter.IDENTITY: rows.acts & identity,
         Counter.REWRITTEN: rows.acts & ~identity,
         Counter.RESCUED: unlearned,
-        Counter.EMPTY: unlearned & (p.mode is Mode.OBSERVE),
+        Counter.EMPTY: unlearned if p.mode is Mode.OBSERVE else (choice.size == 0) & (rows.length > 0),
         Counter.KEPT: kept,
         Counter.EVICTED: known.size - kept,
         Counter.INJECTED: injected,

@@ -8,14 +8,14 @@ from types import ModuleType
 import pytest
 import torch
 from assertions import assert_output_contract, assert_rows_equal
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from policy_cases import IMPLEMENTATIONS, Case, Outcome, every_fast_implementation, every_implementation, run
+from policy_cases import IMPLEMENTATIONS, Case, Outcome, every_cpu_form, every_implementation, run
 from strategies import MERGE_MODES, cases
 
 from kvplugin import topology
 from kvplugin.config import Eviction, MismatchAction, Mode, PolicyConfig, Witness
-from kvplugin.topology import BYPASS_REASONS, lower, new_counters, reference
+from kvplugin.topology import BYPASS_REASONS, lower, new_counters, reference, triton_ops
 from kvplugin.topology.counters import Counter
 
 ORDER_FREE = tuple(eviction for eviction in Eviction if eviction is not Eviction.INPUT_ORDER)
@@ -56,11 +56,29 @@ def test_no_rows(implementation: ModuleType, mode: Mode) -> None:
     assert not run(implementation, case).counters.any()
 
 
-@every_fast_implementation
+@every_cpu_form
 @settings(max_examples=400)
-@given(case=cases())
+@given(case=cases(unchecked_repeats=True))
 def test_matches_reference(implementation: ModuleType, case: Case) -> None:
     assert_rows_equal(run(implementation, case), run(reference, case))
+
+
+@settings(max_examples=100, phases=(Phase.explicit, Phase.generate))
+@given(case=cases())
+def test_triton_ops_match_reference(case: Case) -> None:
+    assert_rows_equal(run(triton_ops, case), run(reference, case))
+
+
+@every_implementation
+@given(case=cases(unchecked_repeats=True, check_duplicates=False))
+def test_a_row_with_unchecked_repeats_stays_in_range(implementation: ModuleType, case: Case) -> None:
+    outcome = run(implementation, case)
+    for row, (before, after) in enumerate(zip(case.topk.tolist(), outcome.topk.tolist(), strict=True)):
+        low = case.per_row("offsets", 0)[row]
+        if case.params.mode is Mode.OBSERVE or not case.acts(row):
+            assert after == before, f"row {row} was touched"
+        else:
+            assert all(index == -1 or 0 <= index - low < int(case.row_lengths[row]) for index in after), after
 
 
 @every_implementation

@@ -56,7 +56,7 @@ REFUSED = [
     (apply, {"topk": torch.zeros(2, 0, dtype=torch.int32)},
      "apply_topology_policy.topk: width 0; a row needs at least one slot"),
     (apply, {"config": lower(MERGE, 8)},
-     "apply_topology_policy.config: lowered for width 8, topk has width 4; lower it for this width"),
+     "apply_topology_policy.config: lowered for width 8, width is 4; lower it for this width"),
     (apply, {"counters": new_counters()[:1]},
      f"apply_topology_policy.counters: got int64 [1, {len(Counter)}] on cpu; must be int64 [2, {len(Counter)}] on cpu"),
     (apply, {"counters": new_counters().int()},
