@@ -261,8 +261,17 @@ def _has_structure(policy: PolicyConfig) -> bool:
     )
 
 
+class RemapConfig(_Settings):
+    """Translation of the selected tokens into rows of the KV pool."""
+
+    grouped: bool = True
+    """Translate once for all layers that share a top-k; `false` translates for each layer, with the same result."""
+    fused: bool = True
+    """Policy and translation in one kernel, where the engine has one for both; needs `grouped`."""
+
+
 class MetricsConfig(_Settings):
-    """Export of the policy's counters."""
+    """Export of the plugin's counters."""
 
     enabled: bool = True
     """Export counters to Prometheus."""
@@ -277,8 +286,10 @@ class KvpluginConfig(_Settings):
     """The topology policy."""
     placement: Annotated[Placement, _choice(Placement)] = Placement.AFTER_TOPK
     """Where the policy acts; `before_topk` lifts the scores of structural tokens before the top-k kernel."""
+    remap: RemapConfig = RemapConfig()
+    """How selected tokens become rows of the KV pool."""
     metrics: MetricsConfig = MetricsConfig()
-    """Export of the policy's counters."""
+    """Export of the plugin's counters."""
 
     @model_validator(mode="after")
     def _rules(self) -> Self:

@@ -18,7 +18,7 @@ from integration.server import VLLM_SERVER, Server, ServerOptions
 from integration.tiny_dsa import ModelKind
 from kvplugin.config import Mode
 
-GROUPS = 2  # pattern FSSFSS
+GROUPS, LAYERS = 2, 6  # pattern FSSFSS
 NO_PREFIX_CACHE = "--no-enable-prefix-caching"  # a cached prompt token is not a row
 
 
@@ -53,6 +53,11 @@ def test_every_endpoint_is_counted_exactly(server: Server) -> None:
     same = scrape.total("kvplugin_policy_rows_total", outcome="identity")
     assert changed > 0
     assert changed + same == GROUPS * rows
+    conversions = scrape.total("kvplugin_remap_conversions_total", path="grouped")
+    assert scrape.total("kvplugin_remap_conversions_total", path="memo") == (LAYERS / GROUPS - 1) * conversions > 0
+    assert scrape.total("kvplugin_remap_conversions_total") == LAYERS / GROUPS * conversions
+    assert conversions % GROUPS == 0
+    assert scrape.total("kvplugin_remap_invalid_total") == 0
     assert scrape.total("kvplugin_active", reason="active") == 1
     assert scrape.total("kvplugin_build_info") == 1
 

@@ -5,12 +5,23 @@
 
 from __future__ import annotations
 
-from enum import StrEnum, unique
+from enum import IntEnum, StrEnum, unique
 from typing import Final, Literal
 
 from kvplugin.config import Phase
 from kvplugin.metrics.metric import Buffer, Label, LabelValue, Metric, MetricType
+from kvplugin.remap.counters import RemapCounter
+from kvplugin.remap.paths import RemapPath
 from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter
+
+EXACT = Buffer("exact", len(PHASE_ROWS), Counter)
+"""What the policy did, row 0 prefill and row 1 decode."""
+SAMPLED = Buffer("sampled", len(PHASE_ROWS), Counter)
+"""As :data:`EXACT`, over the rows that ``before_topk`` samples."""
+REMAP_PATHS = Buffer("remap_paths", 1, RemapPath)
+"""How layers came by their physical indices."""
+REMAP_INVALID = Buffer("remap_invalid", 1, RemapCounter)
+"""Slots without a physical row."""
 
 ACTIVE: Final = "active"
 """The value of ``kvplugin_active``'s label where the policy's hook is in place."""
@@ -33,7 +44,7 @@ class InactiveReason(StrEnum):
 ActiveState = InactiveReason | Literal["active"]
 
 
-def _column(counter: Counter, meaning: str) -> LabelValue:
+def _column(counter: IntEnum, meaning: str) -> LabelValue:
     return LabelValue(counter.name.lower(), meaning, columns=(counter,))
 
 
@@ -49,6 +60,7 @@ _BYPASS_MEANINGS = {
     Counter.BYPASS_MAX_ROW_LENGTH: "the row sees more tokens than `limits.max_row_length`",
     Counter.BYPASS_BAD_OFFSET: "the row's offset cannot be used",
     Counter.BYPASS_NO_SCORES: "the eviction rule needs scores and the row has none",
+    Counter.BYPASS_UNKNOWN_ARM: "the row's arm is not in the table of policies",
 }
 _STATE_MEANINGS: dict[ActiveState, str] = {
     ACTIVE: "the hook is in place and the self-test saw it fire",
@@ -99,6 +111,21 @@ KIND = Label(
 REASON = Label(
     "reason", tuple(LabelValue(name, _BYPASS_MEANINGS[c], columns=(c,)) for name, c in BYPASS_REASONS.items())
 )
+_PATH_MEANINGS = {
+    RemapPath.GROUPED: "a leader's conversion, for its whole index group",
+    RemapPath.MEMO: "a follower's read of its leader's conversion; nothing is converted",
+    RemapPath.PER_LAYER: "a layer's own conversion: `remap.grouped` is off, or it shares its top-k with no other layer",
+    RemapPath.FALLBACK: "a layer's own conversion, because its leader's could not be used; the log says why",
+}
+_INVALID_MEANINGS = {
+    RemapCounter.INVALID_TOKEN: "a negative index other than -1",
+    RemapCounter.INVALID_REQUEST: "the row's request is not in the block table",
+    RemapCounter.INVALID_BLOCK: "the token lies beyond the block table's last column",
+    RemapCounter.INVALID_PAGE: "the block table names no block of the KV pool there",
+    RemapCounter.OVERFLOW: "the row of the KV pool does not fit 32 bits",
+}
+PATH = Label("path", tuple(_column(path, meaning) for path, meaning in _PATH_MEANINGS.items()))
+INVALID_REASON = Label("reason", tuple(_column(reason, meaning) for reason, meaning in _INVALID_MEANINGS.items()))
 STATE = Label("reason", tuple(LabelValue(state, meaning) for state, meaning in _STATE_MEANINGS.items()))
 
 _SAMPLE = "in the rows that placement before_topk computes both ways"
@@ -108,35 +135,49 @@ POLICY_ROWS = Metric(
     MetricType.COUNTER,
     "Rows of the top-k buffer, once per index group, by what the policy did with them.",
     (ARM, PHASE, OUTCOME),
-    Buffer.EXACT,
+    EXACT,
 )
 POLICY_TOKENS = Metric(
     "kvplugin_policy_tokens_total",
     MetricType.COUNTER,
     "Tokens of the rows that were not bypassed, by what became of them.",
     (ARM, PHASE, KIND),
-    Buffer.EXACT,
+    EXACT,
 )
 POLICY_BYPASS = Metric(
     "kvplugin_policy_bypass_total",
     MetricType.COUNTER,
     "Rows that the policy left alone, by reason.",
     (REASON,),
-    Buffer.EXACT,
+    EXACT,
 )
 POLICY_SAMPLED_ROWS = Metric(
     "kvplugin_policy_sampled_rows_total",
     MetricType.COUNTER,
     f"As kvplugin_policy_rows_total, {_SAMPLE}.",
     (ARM, PHASE, OUTCOME),
-    Buffer.SAMPLED,
+    SAMPLED,
 )
 POLICY_SAMPLED_TOKENS = Metric(
     "kvplugin_policy_sampled_tokens_total",
     MetricType.COUNTER,
     f"As kvplugin_policy_tokens_total, {_SAMPLE}.",
     (ARM, PHASE, KIND),
-    Buffer.SAMPLED,
+    SAMPLED,
+)
+REMAP_CONVERSIONS = Metric(
+    "kvplugin_remap_conversions_total",
+    MetricType.COUNTER,
+    "Layers in all steps, by how they came by their physical indices; all but memo are conversions.",
+    (PATH,),
+    REMAP_PATHS,
+)
+REMAP_INVALID_SLOTS = Metric(
+    "kvplugin_remap_invalid_total",
+    MetricType.COUNTER,
+    "Slots in all conversions that hold an index without a row in the KV pool, by the first reason; 0 in good health.",
+    (INVALID_REASON,),
+    REMAP_INVALID,
 )
 ACTIVE_STATE = Metric(
     "kvplugin_active",
@@ -157,6 +198,8 @@ METRICS = (
     POLICY_BYPASS,
     POLICY_SAMPLED_ROWS,
     POLICY_SAMPLED_TOKENS,
+    REMAP_CONVERSIONS,
+    REMAP_INVALID_SLOTS,
     ACTIVE_STATE,
     BUILD_INFO,
 )

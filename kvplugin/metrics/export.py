@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from itertools import chain
 from multiprocessing.util import Finalize
@@ -21,7 +21,6 @@ from kvplugin.metrics.files import MetricFile, unique_mark
 from kvplugin.metrics.metric import Buffer, MetricType
 from kvplugin.metrics.series import CounterSeries, Snapshot, counter_series
 from kvplugin.metrics.snapshot import Reader, latest, reader_for
-from kvplugin.topology.counters import PHASE_ROWS, Counter
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +36,11 @@ class CounterExporter:
     graphs (:class:`DeviceReader` says why).
 
     Args:
-        counters: int64 ``[2, len(Counter)]``, row 0 prefill and row 1 decode.
-        sampled: such a buffer over the rows that ``before_topk`` samples; None = none (its series stay 0).
+        counters: int64 ``[..., rows, columns]`` for each kind of buffer that the engine has; leading dimensions are
+            added up.
         arm: value of the ``arm`` label.
         interval_s: seconds between two publications after :meth:`start`.
-        on_change: called with the host's copy of either buffer whenever it has grown; must not raise.
+        on_change: called with the host's copy of a buffer whenever it has grown; must not raise.
 
     Raises:
         ArgumentError: a wrong shape or dtype, an unknown arm, or an interval that is not positive.
@@ -49,22 +48,20 @@ class CounterExporter:
 
     def __init__(
         self,
-        counters: Tensor,
-        sampled: Tensor | None = None,
+        counters: Mapping[Buffer, Tensor],
         *,
         arm: str = DEFAULT_ARM,
         interval_s: float = DRAIN_INTERVAL_S,
-        on_change: Callable[[Snapshot], None] = lambda snapshot: None,
+        on_change: Callable[[Buffer, Snapshot], None] = lambda buffer, snapshot: None,
     ) -> None:
-        _check_arguments(counters, sampled, arm, interval_s)
-        buffers = {Buffer.EXACT: counters} | ({} if sampled is None else {Buffer.SAMPLED: sampled})
-        self._readers: dict[Buffer, Reader] = {buffer: reader_for(tensor) for buffer, tensor in buffers.items()}
+        _check_arguments(counters, arm, interval_s)
+        self._readers: dict[Buffer, Reader] = {buffer: reader_for(tensor) for buffer, tensor in counters.items()}
         self._series: dict[Buffer, dict[str, CounterSeries]] = {
-            buffer: {series.key: series for series in counter_series(arm) if series.buffer is buffer}
-            for buffer in Buffer
+            buffer: {series.key: series for series in counter_series([buffer], arm)} for buffer in counters
         }
-        nothing: Snapshot = [[0] * len(Counter) for _ in PHASE_ROWS]
-        self._published = dict.fromkeys(Buffer, nothing)
+        self._published: dict[Buffer, Snapshot] = {
+            buffer: [[0] * len(buffer.columns)] * buffer.rows for buffer in counters
+        }
         self._interval_s = interval_s
         self._on_change = on_change
         self._process = os.getpid()
@@ -124,7 +121,7 @@ class CounterExporter:
         for key, series in self._series[buffer].items():
             file.set(key, series.total(snapshot))
         self._published[buffer] = snapshot
-        self._on_change(snapshot)
+        self._on_change(buffer, snapshot)
 
     def _drain(self) -> None:
         while not self._stop.wait(self._interval_s):
@@ -150,12 +147,13 @@ def warn_unusable(directory: Path, problem: str) -> None:
     logger.warning("kvplugin metrics: %s cannot be written (%s); serving goes on without them", directory, problem)
 
 
-def _check_arguments(counters: Tensor, sampled: Tensor | None, arm: str, interval_s: float) -> None:
-    where, shape = "CounterExporter", (len(PHASE_ROWS), len(Counter))
-    for name, buffer in (("counters", counters), ("sampled", sampled)):
-        if buffer is not None and (buffer.dtype != torch.int64 or buffer.shape != shape):
-            dtype = str(buffer.dtype).removeprefix("torch.")
-            raise ArgumentError(f"{where}.{name}", f"got {dtype} {list(buffer.shape)}", f"must be int64 {list(shape)}")
+def _check_arguments(counters: Mapping[Buffer, Tensor], arm: str, interval_s: float) -> None:
+    where = "CounterExporter"
+    for buffer, tensor in counters.items():
+        if tensor.dtype != torch.int64 or tensor.shape[-2:] != buffer.shape:
+            found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+            wanted = f"int64 [..., {buffer.rows}, {len(buffer.columns)}]"
+            raise ArgumentError(f"{where}.counters[{buffer.name}]", f"got {found}", f"must be {wanted}")
     arms = [value.text for value in ARM.values]
     if arm not in arms:
         raise ArgumentError(f"{where}.arm", f"{arm!r} is unknown", f"use {', '.join(arms)}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
-
-from kvplugin.topology.counters import Counter
+from enum import IntEnum, StrEnum
 
 
 class MetricType(StrEnum):
@@ -15,11 +13,24 @@ class MetricType(StrEnum):
     GAUGE = "gauge"
 
 
-class Buffer(StrEnum):
-    """Counter buffer that a counter is read from."""
+@dataclass(frozen=True)
+class Buffer:
+    """A kind of counter buffer: int64 ``[..., rows, columns]``, leading dimensions to be added up.
 
-    EXACT = "exact"
-    SAMPLED = "sampled"
+    Attributes:
+        name: as error messages call it.
+        rows: size of the last dimension but one.
+        columns: names of the last dimension.
+    """
+
+    name: str
+    rows: int
+    columns: type[IntEnum]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The last two dimensions."""
+        return self.rows, len(self.columns)
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class LabelValue:
     text: str
     meaning: str
     rows: tuple[int, ...] | None = None
-    columns: tuple[Counter, ...] | None = None
+    columns: tuple[IntEnum, ...] | None = None
 
 
 @dataclass(frozen=True)

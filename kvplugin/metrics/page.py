@@ -13,8 +13,9 @@ _HEAD = """\
 <!-- Generated: python -m kvplugin.metrics.definitions > docs/metrics.md -->
 
 kvplugin adds these to vLLM's own `/metrics`, with one API server or with several; each scrape shows every value once,
-summed over the engines. Counters are published every quarter of a second. All their series exist, at 0, from the moment
-the engine has loaded the model.
+summed over the engines. Counters are published every quarter of a second. Those of the policy exist where a policy is
+active, those of the remap wherever the plugin is configured: every series, at 0, from the moment the engine has loaded
+the model.
 
 | metric | type | labels | meaning |
 |---|---|---|---|

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -10,19 +10,17 @@ from prometheus_client.mmap_dict import mmap_key
 
 from kvplugin.metrics.definitions import ARM, METRICS
 from kvplugin.metrics.metric import Buffer, LabelValue, Metric
-from kvplugin.topology.counters import PHASE_ROWS, Counter
 
 Snapshot = Sequence[Sequence[int]]
-"""A counter buffer on the host, ``[2][len(Counter)]``."""
+"""A counter buffer on the host, ``[rows][columns]``, whatever leading dimensions it had added up."""
 
 
 class CounterSeries(NamedTuple):
     """One time series of a counter and the cells of its buffer that add up to it."""
 
     metric: Metric
-    buffer: Buffer
     labels: tuple[str, ...]
-    cells: tuple[tuple[int, Counter], ...]
+    cells: tuple[tuple[int, int], ...]
 
     @property
     def key(self) -> str:
@@ -34,12 +32,12 @@ class CounterSeries(NamedTuple):
         return sum(snapshot[row][column] for row, column in self.cells)
 
 
-def counter_series(arm: str) -> tuple[CounterSeries, ...]:
-    """All series of all counters for one arm, whatever their value."""
+def counter_series(buffers: Collection[Buffer], arm: str) -> tuple[CounterSeries, ...]:
+    """All series that are read from these buffers, for one arm, whatever their value."""
     return tuple(
-        CounterSeries(metric, metric.buffer, tuple(value.text for value in combination), _cells(combination))
+        CounterSeries(metric, tuple(value.text for value in combination), _cells(metric.buffer, combination))
         for metric in METRICS
-        if metric.buffer is not None
+        if metric.buffer is not None and metric.buffer in buffers
         for combination in product(*(label.values for label in metric.labels))
         if all(value.text == arm for label, value in zip(metric.labels, combination, strict=True) if label is ARM)
     )
@@ -50,8 +48,8 @@ def series_key(metric: Metric, labels: Sequence[str]) -> str:
     return mmap_key(metric.family, metric.name, [label.name for label in metric.labels], list(labels), metric.help)
 
 
-def _cells(combination: Sequence[LabelValue]) -> tuple[tuple[int, Counter], ...]:
-    rows, columns = set(range(len(PHASE_ROWS))), set(Counter)
+def _cells(buffer: Buffer, combination: Sequence[LabelValue]) -> tuple[tuple[int, int], ...]:
+    rows, columns = set(range(buffer.rows)), set(buffer.columns)
     for value in combination:
         rows &= rows if value.rows is None else set(value.rows)
         columns &= columns if value.columns is None else set(value.columns)

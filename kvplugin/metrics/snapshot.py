@@ -25,7 +25,7 @@ class HostReader:
 
     def read(self, *, wait: bool = False) -> Snapshot | None:
         """The buffer as it is now. Each cell is one aligned 8-byte load, so that none is half old and half new."""
-        return self._counters.tolist()
+        return _added_up(self._counters)
 
 
 class DeviceReader:
@@ -51,7 +51,7 @@ class DeviceReader:
         elif not self._landed.query():  # type: ignore[no-untyped-call]
             return None
         self._copying = False
-        return self._host.tolist()
+        return _added_up(self._host)
 
     def _start_copy(self) -> None:
         with torch.cuda.stream(self._stream):
@@ -63,6 +63,13 @@ class DeviceReader:
 def reader_for(counters: Tensor) -> Reader:
     """The reader that suits the buffer's device."""
     return DeviceReader(counters) if counters.is_cuda else HostReader(counters)
+
+
+def _added_up(counters: Tensor) -> Snapshot:
+    """``[..., rows, columns]`` as ``[rows][columns]``."""
+    total = counters if counters.dim() == 2 else counters.flatten(0, -3).sum(0)
+    cells: list[list[int]] = total.tolist()
+    return cells
 
 
 def latest(known: Snapshot, found: Snapshot) -> Snapshot:

@@ -1,4 +1,4 @@
-"""What the plugin holds for one engine in one worker process: its hook and the export of its counters."""
+"""What the plugin holds for one engine in one worker process: its hook, its remap, the export of their counters."""
 
 from __future__ import annotations
 
@@ -6,14 +6,26 @@ import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kvplugin.config import KvpluginConfig, Mode
 from kvplugin.errors import KvpluginError
-from kvplugin.metrics.definitions import ACTIVE, ActiveState, InactiveReason
+from kvplugin.metrics.definitions import (
+    ACTIVE,
+    EXACT,
+    REMAP_INVALID,
+    REMAP_PATHS,
+    SAMPLED,
+    ActiveState,
+    InactiveReason,
+)
 from kvplugin.metrics.export import CounterExporter
+from kvplugin.metrics.metric import Buffer
 from kvplugin.metrics.series import Snapshot
 from kvplugin.metrics.status import report_active
+from kvplugin.remap import RemapCounter
 from kvplugin.topology import BYPASS_REASONS, Counter
+from kvplugin.vllm.engine_remap import EngineRemap
 from kvplugin.vllm.hook import PolicyHook, TopkFunction
 from kvplugin.vllm.log import logger, warn_once
 from kvplugin.vllm.self_test import SelectRows, run_self_test
@@ -28,6 +40,7 @@ class EngineState:
 
     Attributes:
         hook: the policy at the top-k stage, or None where nothing is to be computed.
+        remap: the translation of selections into rows of the KV pool.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -35,6 +48,7 @@ class EngineState:
         self._vllm_config = vllm_config
         self._attached = False
         self._config: KvpluginConfig | None = engine_config(vllm_config)
+        self.remap = EngineRemap(vllm_config, None if self._config is None else self._config.remap)
 
     def attach(
         self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction, *, exports: bool
@@ -81,17 +95,31 @@ class EngineState:
         if self._config is not None and not self._config.metrics.enabled:
             return
         report_active(state)
-        if self.hook is not None:
-            exporter = CounterExporter(self.hook.counters, self.hook.sampled, on_change=_warn_about_bypasses)
+        if self._config is not None:
+            exporter = CounterExporter(self._counters(), on_change=_warn_about)
             exporter.start()
             weakref.finalize(self, exporter.close)
 
+    def _counters(self) -> dict[Buffer, Tensor]:
+        found = {REMAP_PATHS: self.remap.paths[None], REMAP_INVALID: self.remap.invalid[None]}
+        if self.hook is not None:
+            found |= {EXACT: self.hook.counters, SAMPLED: self.hook.sampled}
+        return found
 
-def _warn_about_bypasses(snapshot: Snapshot) -> None:
-    """One warning per process and reason; rows outside the configured phases are meant to be bypassed."""
-    for reason, counter in BYPASS_REASONS.items():
-        if counter is not Counter.BYPASS_PHASE and any(row[counter] for row in snapshot):
-            warn_once(f"kvplugin: rows are bypassed: {reason}; kvplugin_policy_bypass_total counts them")
+
+def _warn_about(buffer: Buffer, snapshot: Snapshot) -> None:
+    """One warning per process and reason for what should not be; rows outside the configured phases are meant to be."""
+    if buffer in (EXACT, SAMPLED):
+        for name, counter in BYPASS_REASONS.items():
+            if counter is not Counter.BYPASS_PHASE and any(row[counter] for row in snapshot):
+                warn_once(f"kvplugin: rows are bypassed: {name}; kvplugin_policy_bypass_total counts them")
+    elif buffer is REMAP_INVALID:
+        for reason in RemapCounter:
+            if snapshot[0][reason]:
+                warn_once(
+                    f"kvplugin: remap: indices without a row in the KV pool: {reason.name.lower()}; "
+                    "kvplugin_remap_invalid_total counts them"
+                )
 
 
 def engine_state(vllm_config: Any) -> EngineState:

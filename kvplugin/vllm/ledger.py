@@ -198,11 +198,47 @@ POINTS = (
         "kvplugin.vllm.cpu.attention",
         "vLLM's CPU build serves sparse MLA",
     ),
+    Point(
+        "vllm.v1.attention.backend:CommonAttentionMetadata.query_start_loc",
+        Kind.READ,
+        "leaders and followers have metadata builders of their own; one object must stand for the batch of both",
+        "its identity names the batch whose conversions are shared",
+        (),
+        "kvplugin.vllm.cpu.attention",
+        "vLLM converts once for a leader and its followers on every path",
+    ),
+    Point(
+        "vllm.config.compilation:CompilationConfig.static_forward_context",
+        Kind.READ,
+        "index groups are those of the layers that this worker has loaded",
+        "read at the first conversion: indexers, layer numbers and KV caches",
+        (),
+        "kvplugin.vllm.engine_remap",
+        "vLLM converts once for a leader and its followers on every path",
+    ),
+    Point(
+        "vllm.model_executor.models.utils:extract_layer_index",
+        Kind.READ,
+        "groups are made of layer numbers, and layers have names",
+        "called when a layer's implementation is bound to its name",
+        ("layer_name", "num_attn_module"),
+        "kvplugin.vllm.engine_remap",
+        "vLLM converts once for a leader and its followers on every path",
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.sparse_utils:flat_kv_row_view",
+        Kind.READ,
+        "physical indices count rows of a layer's flat KV cache",
+        "gives these rows and the rows from block to block",
+        ("kv_cache", "block_size"),
+        "kvplugin.vllm.engine_remap",
+        "vLLM's CPU build serves sparse MLA",
+    ),
 )
 
 
 def resolve(target: str) -> Any:
-    """The object a target names; for an attribute that instances get in their methods, its class.
+    """The object a target names; for a field, or an attribute that instances get in their methods, its class.
 
     Raises:
         ImportError, AttributeError: vLLM has no such point.
@@ -210,10 +246,15 @@ def resolve(target: str) -> Any:
     module, _, path = target.partition(":")
     found: Any = import_module(module)
     for name in path.split("."):
-        if isinstance(found, type) and not hasattr(found, name) and f"self.{name} =" in inspect.getsource(found):
+        if isinstance(found, type) and not hasattr(found, name) and _instances_have(found, name):
             return found
         found = getattr(found, name)
     return found
+
+
+def _instances_have(owner: type, name: str) -> bool:
+    fields = getattr(owner, "__dataclass_fields__", {})
+    return name in fields or f"self.{name} =" in inspect.getsource(owner)
 
 
 def problem(point: Point) -> str | None:

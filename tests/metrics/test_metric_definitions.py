@@ -7,13 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, BUILD_INFO, DEFAULT_ARM, METRICS, InactiveReason
+from kvplugin.metrics.definitions import (
+    ACTIVE,
+    ACTIVE_STATE,
+    BUILD_INFO,
+    DEFAULT_ARM,
+    EXACT,
+    METRICS,
+    REMAP_INVALID,
+    REMAP_PATHS,
+    SAMPLED,
+    InactiveReason,
+)
 from kvplugin.metrics.metric import Buffer, Metric, MetricType
 from kvplugin.metrics.page import render_page
 from kvplugin.metrics.series import counter_series
 from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter
 
-SERIES = counter_series(DEFAULT_ARM)
+BUFFERS = (EXACT, SAMPLED, REMAP_PATHS, REMAP_INVALID)
+SERIES = counter_series(BUFFERS, DEFAULT_ARM)
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
@@ -50,29 +62,37 @@ def test_every_state_has_a_series() -> None:
     assert [value.text for value in ACTIVE_STATE.labels[0].values] == [ACTIVE, *InactiveReason]
 
 
-@pytest.mark.parametrize("buffer", Buffer)
+def test_every_buffer_of_a_metric_is_listed_here() -> None:
+    assert {metric.buffer for metric in METRICS} - {None} == set(BUFFERS)
+
+
+@pytest.mark.parametrize("buffer", BUFFERS, ids=lambda buffer: buffer.name)
 def test_every_cell_is_exported_once(buffer: Buffer) -> None:
     """Except that bypassed rows also appear in all, whatever their reason, among the outcomes of a row."""
-    parts = [series for series in SERIES if series.buffer is buffer and "bypassed" not in series.labels]
+    parts = [series for series in SERIES if series.metric.buffer is buffer and "bypassed" not in series.labels]
     found = Tally(cell for series in parts for cell in series.cells)
     bypassed = {(row, column) for row in range(len(PHASE_ROWS)) for column in BYPASS_REASONS.values()}
-    cells = set(product(range(len(PHASE_ROWS)), Counter))
+    cells = set(product(range(buffer.rows), buffer.columns))
     # The reasons of sampled rows are not exported: they are those of all rows.
-    assert set(found) == (cells if buffer is Buffer.EXACT else cells - bypassed)
+    assert set(found) == (cells - bypassed if buffer is SAMPLED else cells)
     assert set(found.values()) == {1}
 
 
-@pytest.mark.parametrize("buffer", Buffer)
+@pytest.mark.parametrize("buffer", [EXACT, SAMPLED], ids=lambda buffer: buffer.name)
 @pytest.mark.parametrize(("row", "phase"), enumerate(PHASE_ROWS))
 def test_bypassed_is_the_sum_over_reasons(buffer: Buffer, row: int, phase: str) -> None:
     labels = (DEFAULT_ARM, phase, "bypassed")
-    (series,) = [s for s in SERIES if s.buffer is buffer and s.labels == labels]
+    (series,) = [s for s in SERIES if s.metric.buffer is buffer and s.labels == labels]
     assert set(series.cells) == {(row, column) for column in BYPASS_REASONS.values()}
 
 
 def test_series_have_the_labels_their_cells_stand_for() -> None:
     snapshot = [[100 * row + column for column in Counter] for row in range(len(PHASE_ROWS))]
-    totals = {(series.metric.name, series.labels): series.total(snapshot) for series in SERIES}
+    totals = {
+        (series.metric.name, series.labels): series.total(snapshot)
+        for series in SERIES
+        if series.metric.buffer in (EXACT, SAMPLED)
+    }
     assert totals["kvplugin_policy_rows_total", ("default", "prefill", "seen")] == Counter.SEEN
     assert totals["kvplugin_policy_rows_total", ("default", "decode", "identity")] == 100 + Counter.IDENTITY
     assert totals["kvplugin_policy_tokens_total", ("default", "decode", "kept")] == 100 + Counter.KEPT

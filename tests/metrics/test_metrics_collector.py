@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 from scrapes import scrape, value
 
 from kvplugin.metrics.collector import register_collector
+from kvplugin.metrics.definitions import EXACT
 from kvplugin.metrics.directory import DIRECTORY_VARIABLE, PROMETHEUS_VARIABLE
 from kvplugin.metrics.export import CounterExporter
 from kvplugin.topology.counters import Counter, new_counters
@@ -20,7 +21,7 @@ NOTHING_REPORTED = {("kvplugin_active", frozenset({("reason", "not_reported")}))
 def export_once(seen: int) -> None:
     counters = new_counters()
     counters[0, Counter.SEEN] = seen
-    CounterExporter(counters).close()
+    CounterExporter({EXACT: counters}).close()
 
 
 def test_registering_twice_serves_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ from torch import Tensor
 from kvplugin.errors import ArgumentError
 from kvplugin.metrics import export
 from kvplugin.metrics.collector import register_collector
-from kvplugin.metrics.definitions import DEFAULT_ARM
+from kvplugin.metrics.definitions import DEFAULT_ARM, EXACT, REMAP_INVALID, REMAP_PATHS, SAMPLED
 from kvplugin.metrics.directory import DIRECTORY_VARIABLE
 from kvplugin.metrics.export import CounterExporter
 from kvplugin.metrics.files import MetricFile
+from kvplugin.metrics.metric import Buffer
 from kvplugin.metrics.series import counter_series
+from kvplugin.remap import RemapCounter, new_remap_counters
+from kvplugin.remap.paths import RemapPath, new_path_counters
 from kvplugin.topology.counters import BYPASS_REASONS, Counter, new_counters
 
 ROWS, TOKENS = "kvplugin_policy_rows_total", "kvplugin_policy_tokens_total"
@@ -33,17 +36,22 @@ def numbered() -> Tensor:
     return counters
 
 
-def test_every_series_exists_at_zero_from_the_start(registry: CollectorRegistry) -> None:
-    exporter = CounterExporter(new_counters())
+ALL = {EXACT: new_counters, SAMPLED: new_counters, REMAP_PATHS: lambda: new_path_counters()[None]}
+ALL |= {REMAP_INVALID: lambda: new_remap_counters()[None]}
+
+
+@pytest.mark.parametrize("kinds", [[EXACT], [REMAP_PATHS, REMAP_INVALID], list(ALL)], ids=["policy", "remap", "all"])
+def test_every_series_exists_at_zero_from_the_start(registry: CollectorRegistry, kinds: list[Buffer]) -> None:
+    exporter = CounterExporter({kind: ALL[kind]() for kind in kinds})
     found = {series: value for series, value in scrape(registry).items() if series[0] != "kvplugin_active"}
     exporter.close()
-    assert len(found) == len(counter_series(DEFAULT_ARM))
+    assert len(found) == len(counter_series(kinds, DEFAULT_ARM))
     assert set(found.values()) == {0.0}
 
 
 def test_scrape_is_exact(registry: CollectorRegistry) -> None:
     counters, sampled = numbered(), numbered() * 1000
-    exporter = CounterExporter(counters, sampled)
+    exporter = CounterExporter({EXACT: counters, SAMPLED: sampled})
     counters[1, Counter.SEEN] += 2**52
     exporter.publish()
     found = scrape(registry)
@@ -58,11 +66,49 @@ def test_scrape_is_exact(registry: CollectorRegistry) -> None:
         assert value(found, BYPASS, reason=reason) == prefill[column] + decode[column]
 
 
+def test_remap_counters_are_exact(registry: CollectorRegistry) -> None:
+    paths, invalid = new_path_counters(), new_remap_counters()
+    exporter = CounterExporter({REMAP_PATHS: paths[None], REMAP_INVALID: invalid[None]})
+    for column in RemapPath:
+        paths[column] += 2**40 + column
+    invalid += torch.arange(len(RemapCounter))
+    exporter.close()
+    found = scrape(registry)
+    for path in RemapPath:
+        assert value(found, "kvplugin_remap_conversions_total", path=path.name.lower()) == 2**40 + path
+    for reason in RemapCounter:
+        assert value(found, "kvplugin_remap_invalid_total", reason=reason.name.lower()) == reason
+    assert value(found, ROWS, **DECODE_SEEN) is None, "a series of a buffer that was not given"
+
+
+@pytest.mark.parametrize("leading", [(), (1,), (3,), (4, 3)])
+def test_leading_dimensions_are_added_up(registry: CollectorRegistry, leading: tuple[int, ...]) -> None:
+    """Of arms, or of stripes and arms, which a GPU's atomic additions are spread over."""
+    counters = new_counters().expand(*leading, -1, -1).clone()
+    exporter = CounterExporter({EXACT: counters})
+    counters += torch.arange(1, counters.numel() + 1).reshape(counters.shape)
+    exporter.close()
+    expected = counters[..., 1, Counter.SEEN].sum().item()
+    assert value(scrape(registry), ROWS, **DECODE_SEEN) == expected
+
+
+def test_changes_are_told_with_their_buffer(registry: CollectorRegistry) -> None:
+    paths, told = new_path_counters(), []
+    exporter = CounterExporter(
+        {EXACT: new_counters(), REMAP_PATHS: paths[None]}, on_change=lambda *change: told.append(change)
+    )
+    exporter.publish()
+    assert told == []
+    paths[RemapPath.MEMO] += 3
+    exporter.close()
+    assert told == [(REMAP_PATHS, [[0, 3, 0, 0]])]
+
+
 def test_exporters_add_up_and_keep_their_values_after_the_end(registry: CollectorRegistry) -> None:
-    first = CounterExporter(numbered())
+    first = CounterExporter({EXACT: numbered()})
     expected = 2 * numbered()[1, Counter.SEEN].item()
     first.close()
-    second = CounterExporter(numbered())
+    second = CounterExporter({EXACT: numbered()})
     assert value(scrape(registry), ROWS, **DECODE_SEEN) == expected
     second.close()
     assert value(scrape(registry), ROWS, **DECODE_SEEN) == expected
@@ -70,12 +116,13 @@ def test_exporters_add_up_and_keep_their_values_after_the_end(registry: Collecto
 
 WORKER = """
 import multiprocessing
+from kvplugin.metrics.definitions import EXACT
 from kvplugin.metrics.export import CounterExporter
 from kvplugin.topology.counters import Counter, new_counters
 
 def work(tokens):
     counters = new_counters()
-    exporter = CounterExporter(counters, interval_s=0.01)
+    exporter = CounterExporter({EXACT: counters}, interval_s=0.01)
     exporter.start()
     for _ in range(1000):
         counters[1, Counter.SEEN] += 1
@@ -102,11 +149,12 @@ def test_dead_workers_values_stay_exact(layout: dict[str, str], registry: Collec
 
 FORKED = """
 import multiprocessing
+from kvplugin.metrics.definitions import EXACT
 from kvplugin.metrics.export import CounterExporter
 from kvplugin.topology.counters import Counter, new_counters
 
 counters = new_counters()
-exporter = CounterExporter(counters)
+exporter = CounterExporter({EXACT: counters})
 
 def meddle():
     counters[1, Counter.SEEN] += 100
@@ -131,7 +179,7 @@ def test_a_forked_child_publishes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_drain_follows_a_busy_writer(registry: CollectorRegistry) -> None:
     counters = new_counters()
-    exporter = CounterExporter(counters, interval_s=0.001)
+    exporter = CounterExporter({EXACT: counters}, interval_s=0.001)
     exporter.start()
     enough = threading.Event()
     written = 0
@@ -169,7 +217,7 @@ class ScriptedReader:
 
 def test_values_never_go_back(monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry) -> None:
     monkeypatch.setattr(export, "reader_for", ScriptedReader)
-    exporter = CounterExporter(new_counters())  # reads once
+    exporter = CounterExporter({EXACT: new_counters()})  # reads once
     assert value(scrape(registry), ROWS, **DECODE_SEEN) == 0
     exporter.publish()
     assert value(scrape(registry), ROWS, **DECODE_SEEN) == 7
@@ -180,12 +228,12 @@ def test_values_never_go_back(monkeypatch: pytest.MonkeyPatch, registry: Collect
 def test_a_failing_read_ends_the_drain_and_says_so(
     monkeypatch: pytest.MonkeyPatch, layout: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    exporter = CounterExporter(new_counters(), interval_s=0.001)
+    exporter = CounterExporter({EXACT: new_counters()}, interval_s=0.001)
 
     def fail(*, wait: bool = False) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(exporter._readers[export.Buffer.EXACT], "read", fail)
+    monkeypatch.setattr(exporter._readers[EXACT], "read", fail)
     exporter.start()
     assert exporter._thread is not None
     exporter._thread.join(timeout=10)
@@ -197,7 +245,7 @@ def test_a_failing_read_ends_the_drain_and_says_so(
 @pytest.mark.usefixtures("layout")
 def test_close_twice_and_publish_after() -> None:
     counters = new_counters()
-    exporter = CounterExporter(counters)
+    exporter = CounterExporter({EXACT: counters})
     exporter.start()
     exporter.close()
     exporter.close()
@@ -214,7 +262,7 @@ def test_unwritable_directory_is_logged_once(
     register_collector(registry)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            exporter = CounterExporter(new_counters())
+            exporter = CounterExporter({EXACT: new_counters()})
             exporter.start()
             exporter.publish()
             exporter.close()
@@ -234,7 +282,7 @@ def test_full_disk_is_an_error_not_a_crash(
 
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert not CounterExporter(new_counters()).exports
+    assert not CounterExporter({EXACT: new_counters()}).exports
     assert "No space left on device" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -243,7 +291,7 @@ def test_a_scrape_never_meets_half_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     visible: list[Path] = []
     monkeypatch.setattr(MetricFile, "set", lambda file, key, value: visible.extend(tmp_path.glob("*.db")))
-    CounterExporter(new_counters()).close()
+    CounterExporter({EXACT: new_counters()}).close()
     assert visible == []
     assert len(list(tmp_path.glob("*.db"))) == 1
 
@@ -251,10 +299,17 @@ def test_a_scrape_never_meets_half_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"counters": torch.zeros(2, 3)}, "CounterExporter.counters: got float32 [2, 3]; must be int64 [2, 27]"),
         (
-            {"sampled": torch.zeros(1, 27, dtype=torch.int64)},
-            "CounterExporter.sampled: got int64 [1, 27]; must be int64 [2, 27]",
+            {"counters": {EXACT: torch.zeros(2, 3)}},
+            f"CounterExporter.counters[exact]: got float32 [2, 3]; must be int64 [..., 2, {len(Counter)}]",
+        ),
+        (
+            {"counters": {EXACT: new_counters(), SAMPLED: new_counters()[:1]}},
+            f"CounterExporter.counters[sampled]: got int64 [1, {len(Counter)}]; must be int64 [..., 2, {len(Counter)}]",
+        ),
+        (
+            {"counters": {REMAP_PATHS: new_path_counters()}},
+            "CounterExporter.counters[remap_paths]: got int64 [4]; must be int64 [..., 1, 4]",
         ),
         ({"arm": "blue"}, "CounterExporter.arm: 'blue' is unknown; use default"),
         ({"interval_s": 0.0}, "CounterExporter.interval_s: 0.0 is not positive; give seconds"),
@@ -263,5 +318,5 @@ def test_a_scrape_never_meets_half_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
 )
 def test_refuses(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError) as refusal:
-        CounterExporter(**({"counters": new_counters()} | arguments))  # type: ignore[arg-type]
+        CounterExporter(**({"counters": {EXACT: new_counters()}} | arguments))  # type: ignore[arg-type]
     assert str(refusal.value) == message

@@ -18,9 +18,14 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 
+from kvplugin.remap import Member
+from kvplugin.remap.layer_call import LayerCall
+from kvplugin.remap.memo import GroupMemo
 from kvplugin.vllm.backend_names import BACKEND_NAME
-from kvplugin.vllm.cpu.mla_ops import attend_rows, physical_rows, write_rows
+from kvplugin.vllm.cpu.mla_ops import attend_rows, in_token_order, write_rows
 from kvplugin.vllm.cpu.startup import KV_CACHE_DTYPES
+from kvplugin.vllm.engine_remap import IndexedLayer
+from kvplugin.vllm.engine_state import engine_state
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -70,7 +75,10 @@ class CpuSparseMLABackend(AttentionBackend):
 
 @dataclass(frozen=True)
 class CpuSparseMLAMetadata(AttentionMetadata):
-    """One step. Every token is a decode token to vLLM's MLA layer: all attend through the top-k selection."""
+    """One step. Every token is a decode token to vLLM's MLA layer: all attend through the top-k selection.
+
+    ``memo`` keeps the physical indices that an index group shares, in the step that it calls ``memo_step``.
+    """
 
     num_actual_tokens: int
     slot_mapping: Tensor
@@ -79,6 +87,8 @@ class CpuSparseMLAMetadata(AttentionMetadata):
     block_size: int
     num_decodes: int
     num_decode_tokens: int
+    memo: GroupMemo
+    memo_step: int
     num_prefills: int = 0
 
 
@@ -89,12 +99,18 @@ class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._remap = engine_state(vllm_config).remap
+        self._remap.expect_layers()
+        self._bound = False
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CpuSparseMLAMetadata:
-        """The step's rows and their requests."""
+        """The step's rows and their requests. Leaders and followers have builders of their own, for one batch."""
         common = common_attn_metadata
+        if not self._bound:
+            self._bind_layers(common.block_table_tensor)
+        memo = self._remap.memo(in_token_order)
         query_lengths = common.query_start_loc_cpu[: common.num_reqs + 1].diff().long()
         return CpuSparseMLAMetadata(
             num_actual_tokens=common.num_actual_tokens,
@@ -104,11 +120,19 @@ class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]
             block_size=self.kv_cache_spec.block_size,
             num_decodes=common.num_reqs,
             num_decode_tokens=common.num_actual_tokens,
+            memo=memo,
+            memo_step=memo.begin_step(common.query_start_loc),
         )
 
+    def _bind_layers(self, block_table: Tensor) -> None:
+        layers = self.vllm_config.compilation_config.static_forward_context
+        for name in self.layer_names:
+            layers[name].impl.bind(name, self.kv_cache_spec.block_size, table=block_table.data_ptr())
+        self._bound = True
 
-class CpuSparseMLAImpl(SharedTopkIndicesBuffer, MLAAttentionImpl[CpuSparseMLAMetadata]):
-    """Reads the shared top-k buffer, converts it to physical rows, and attends to those rows of the latent cache."""
+
+class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[CpuSparseMLAMetadata]):
+    """Attends to the rows of the latent cache that the shared top-k buffer names, converted once per index group."""
 
     is_sparse = True
     supports_dense_mha_prefill = False
@@ -137,6 +161,7 @@ class CpuSparseMLAImpl(SharedTopkIndicesBuffer, MLAAttentionImpl[CpuSparseMLAMet
         self.num_kv_heads = num_kv_heads
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_lora_rank = kv_lora_rank
+        self.runs_indexer = indexer is not None
         self.init_topk_indices_buffer(indexer, topk_indices_buffer)
 
     def record_logical_topk_ready(self) -> None:
@@ -172,14 +197,16 @@ class CpuSparseMLAImpl(SharedTopkIndicesBuffer, MLAAttentionImpl[CpuSparseMLAMet
         assert buffer is not None  # vLLM hands every sparse layer the shared buffer
         step, count = attn_metadata, query.shape[0]
         rows, stride_rows = flat_kv_row_view(kv_c_and_k_pe_cache, step.block_size)
-        # A selection is a set; in token order its sums are the same whatever the top-k's order or the page layout.
-        selection = buffer[:count].sort(dim=1, descending=True).values
-        physical = physical_rows(
-            selection,
-            step.row_request[:count],
-            step.block_table,
-            block_size=step.block_size,
-            stride_rows=stride_rows,
-            num_blocks=kv_c_and_k_pe_cache.shape[0],
+        physical = step.memo.convert(
+            LayerCall(
+                step.memo_step,
+                self.layer,
+                Member(stride_rows),
+                buffer[:count],
+                step.row_request[:count],
+                step.block_table,
+                block_size=step.block_size,
+                num_blocks=kv_c_and_k_pe_cache.shape[0],
+            )
         )
         return attend_rows(query, rows, physical, self.scale, self.kv_lora_rank), None

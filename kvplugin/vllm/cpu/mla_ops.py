@@ -1,4 +1,4 @@
-"""Row-wise pieces of sparse MLA on a CPU: cache writes, logical to physical rows, attention over selected rows."""
+"""Row-wise pieces of sparse MLA on a CPU: cache writes, order of a selection, attention over selected rows."""
 
 from __future__ import annotations
 
@@ -18,31 +18,12 @@ def write_rows(values: Tensor, rows: Tensor, slots: Tensor, block_size: int, str
     rows[target[valid]] = values[:count][valid].to(rows.dtype)
 
 
-def physical_rows(
-    selection: Tensor,
-    row_request: Tensor,
-    block_table: Tensor,
-    *,
-    block_size: int,
-    stride_rows: int,
-    num_blocks: int,
-) -> Tensor:
-    """Flat cache row of each selected token, -1 where a slot is unused or leads outside the request's pages.
+def in_token_order(selection: Tensor) -> Tensor:
+    """Each row in descending order, unused slots last.
 
-    Args:
-        selection: int ``[T, K]``, logical token indices, -1 = unused.
-        row_request: int ``[T]``, row of ``block_table``.
-        block_table: int ``[R, M]``.
-
-    Returns:
-        int64 ``[T, K]``.
+    A selection is a set; in token order, sums over it do not depend on the top-k's order or on the page layout.
     """
-    tokens = selection.long()
-    page = tokens.clamp_min(0) // block_size
-    known = (tokens >= 0) & (page < block_table.shape[1])
-    block = block_table[row_request].gather(1, page.clamp_max(block_table.shape[1] - 1)).long()
-    known &= (block >= 0) & (block < num_blocks)
-    return torch.where(known, block * stride_rows + tokens % block_size, -1)
+    return selection.sort(dim=1, descending=True).values
 
 
 def attend_rows(query: Tensor, rows: Tensor, physical: Tensor, scale: float, value_dim: int) -> Tensor:
@@ -51,7 +32,7 @@ def attend_rows(query: Tensor, rows: Tensor, physical: Tensor, scale: float, val
     Args:
         query: floating ``[T, H, D]``.
         rows: floating ``[R, D]``; the first ``value_dim`` columns are the values.
-        physical: int64 ``[T, K]``, -1 = unused, anywhere in the row.
+        physical: int32 or int64 ``[T, K]``, -1 = unused, anywhere in the row.
 
     Returns:
         ``[T, H, value_dim]`` in the query's dtype; 0 for a row that selects nothing.
