@@ -1,4 +1,4 @@
-"""``kvplugin bench``: how long the parts take on this machine."""
+"""``kvplugin bench``: how long the parts take on this machine, and what the GPU kernels need of one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from kvplugin.cli import bench_kernels
 from kvplugin.cli.bench_policy import LEAST_REPEATS, BenchPolicyRequest, Structure, run_bench_policy
+from kvplugin.cli.bench_remap import LEAST_REPEATS as LEAST_REMAP_REPEATS
+from kvplugin.cli.bench_remap import BenchRemapRequest, run_bench_remap
 from kvplugin.cli.bench_report import BenchReport, Fact, render
 from kvplugin.config import Eviction
 from kvplugin.errors import ArgumentError, EngineMismatch
+from kvplugin.kernel_static import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kvplugin.vllm.bench_engine import EngineBench
@@ -40,6 +44,46 @@ def policy(
     except ArgumentError as error:
         raise typer.BadParameter(str(error), param_hint="--structure, --width") from None
     typer.echo(render(report, json=as_json))
+
+
+@app.command("remap")
+def remap(
+    rows: int = typer.Option(512, min=1, help="Query tokens in the call."),
+    width: int = typer.Option(2048, min=1, help="Slots per row (K)."),
+    length: int = typer.Option(8192, min=1, help="Tokens of each request."),
+    layers: int = typer.Option(4, min=1, help="Layers of the index group."),
+    block_size: int = typer.Option(64, min=1, help="Tokens per block of the KV pool."),
+    repeats: int = typer.Option(9, min=LEAST_REMAP_REPEATS, help="Timings of each contestant; the median counts."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Time the remap of one index group, in one call and in a call per layer, and a plain copy of what it writes.
+
+    Examples:  kvplugin bench remap  |  kvplugin bench remap --rows 1 --layers 8 --json
+    """
+    report = run_bench_remap(BenchRemapRequest(rows, width, length, layers, block_size, repeats))
+    typer.echo(render(report, json=as_json))
+
+
+@app.command("kernels")
+def kernels(
+    static: bool = typer.Option(False, "--static", help="Look at the machine code; needs no GPU. Must be given."),
+    arch: list[int] = typer.Option(ARCHITECTURES, help="Compute capability to compile for, such as 90; repeatable."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Compile every GPU kernel for every architecture and show registers, memory and instructions, without a GPU.
+
+    Also the bytes that one row moves, and the launches of one step. Exit status 1 where a kernel needs local memory.
+
+    Examples:  kvplugin bench kernels --static  |  kvplugin bench kernels --static --arch 90 --json
+    """
+    if not static:
+        raise typer.BadParameter("timing kernels is not offered; give --static to look at them", param_hint="--static")
+    report = bench_kernels.run_bench_kernels(arch)
+    typer.echo(bench_kernels.render(report, json=as_json))
+    if report.in_local_memory:
+        names = ", ".join(f"{facts.variant} (sm_{facts.arch})" for facts in report.in_local_memory)
+        typer.echo(f"error: kernels that need local memory: {names}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("engine")
