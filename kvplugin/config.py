@@ -266,8 +266,6 @@ class RemapConfig(_Settings):
 
     grouped: bool = True
     """Translate once for all layers that share a top-k; `false` translates for each layer, with the same result."""
-    fused: bool = True
-    """Policy and translation in one kernel, where the engine has one for both; needs `grouped`."""
 
 
 class MetricsConfig(_Settings):

@@ -48,7 +48,6 @@ DEFAULTS = {
     "policy.limits.max_width": 8192,
     "placement": Placement.AFTER_TOPK,
     "remap.grouped": True,
-    "remap.fused": True,
     "metrics.enabled": True,
     "metrics.sample_every": 64,
 }
@@ -82,7 +81,6 @@ ACCEPTED = [
     ("policy.limits.max_width", None, None),
     ("placement", "After_TopK", Placement.AFTER_TOPK),
     ("remap.grouped", "false", False),
-    ("remap.fused", False, False),
     ("metrics.enabled", False, False),
     ("metrics.sample_every", 2**20, 2**20),
 ]
@@ -130,8 +128,7 @@ REFUSED = [
     ("policy", 3, "3 is not valid; input should be a valid dictionary or instance of PolicyConfig"),
     ("placement", "before", "'before' is unknown; use after_topk, before_topk; did you mean 'before_topk'?"),
     ("remap.grouped", "x", "'x' is not valid; input should be a valid boolean, unable to interpret input"),
-    ("remap.fused", None, "None is not valid; input should be a valid boolean"),
-    ("remap.group", True, "unknown key; use grouped, fused; did you mean 'grouped'?"),
+    ("remap.group", True, "unknown key; use grouped; did you mean 'grouped'?"),
     ("metrics.enabled", "x", "'x' is not valid; input should be a valid boolean, unable to interpret input"),
     ("metrics.sample_every", 0, "0 is not valid; input should be greater than or equal to 1"),
     ("metrics.sample_every", 2**20 + 1, "1048577 is not valid; input should be less than or equal to 1048576"),

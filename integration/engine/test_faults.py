@@ -13,6 +13,7 @@ from integration.engine.runs import MERGE, answers, ask, assert_same_answers, co
 from kvplugin.errors import ConfigError, CoordinateError
 from kvplugin.topology import Counter
 from kvplugin.vllm.cpu import indexer
+from kvplugin.vllm.cpu.index_cache import read_keys, write_keys
 from kvplugin.vllm.cpu.scoring import topk_rows
 from kvplugin.vllm.engine_state import engine_state
 
@@ -50,6 +51,14 @@ def test_raise_stops_the_engine_with_the_value(checkpoint: Checkpoint) -> None:
         pytest.raises(CoordinateError, match=rf"learned index {NAN_INDEX} is outside \[0, 65\)"),
     ):
         ask(llm, token_prompts((100,)), new_tokens=4)
+
+
+@pytest.mark.parametrize("page", [-1, 4, 2**31 - 1])
+def test_an_indexer_page_that_is_not_in_the_cache_reads_as_zeros(page: int) -> None:
+    cache = torch.zeros(4, 2, 8 + 4, dtype=torch.uint8)
+    write_keys(torch.ones(8, 8), cache, torch.arange(8), group=8)
+    keys = read_keys(cache, torch.tensor([3, page, 0], dtype=torch.int32), length=5, head_dim=8, group=8)
+    assert keys.tolist() == [[1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 8, [1.0] * 8]
 
 
 def test_a_hook_that_does_not_fire_is_reported_and_switched_off(

@@ -45,12 +45,18 @@ def write_keys(keys: Tensor, cache: Tensor, slots: Tensor, group: int) -> None:
 
 
 def read_keys(cache: Tensor, blocks: Tensor, length: int, head_dim: int, group: int) -> Tensor:
-    """Dequantised keys of one request: float64 ``[length, head_dim]``, from its block ids (int ``[>= pages]``)."""
+    """Dequantised keys of one request: float64 ``[length, head_dim]``, from its block ids (int ``[>= pages]``).
+
+    Keys of a block that is not in the cache are 0, as a faulty table must not end the engine.
+    """
     values_view, scales_view = _page_views(cache, head_dim)
     pages = blocks[: -(-length // cache.shape[1])].long()
+    exists = (pages >= 0) & (pages < len(cache))
+    pages = torch.where(exists, pages, 0)
     values = values_view[pages].reshape(-1, head_dim)[:length].contiguous().view(FP8).double()
     scales = scales_view[pages].reshape(len(pages) * cache.shape[1], -1)[:length].contiguous().view(torch.float32)
-    return (_grouped(values, group) * scales.double().unsqueeze(-1)).flatten(-2)
+    keys = (_grouped(values, group) * scales.double().unsqueeze(-1)).flatten(-2)
+    return keys * exists.repeat_interleave(cache.shape[1])[:length, None]
 
 
 def _grouped(x: Tensor, group: int) -> Tensor:
