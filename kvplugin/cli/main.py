@@ -7,15 +7,16 @@ import sys
 import typer
 
 from kvplugin import __version__
-from kvplugin.cli import bench, doctor
+from kvplugin.cli import bench, doctor, replay
 from kvplugin.errors import KvpluginError
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Check and measure kvplugin, a topology policy for models with DeepSeek sparse attention.",
+    help="Check and measure kvplugin, and replay decode steps, for models with DeepSeek sparse attention.",
 )
 app.command("doctor")(doctor.doctor)
+app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,1 @@
+"""A capture on disk and in memory: records, manifest, writer, reader."""

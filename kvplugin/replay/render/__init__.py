@@ -1,0 +1,1 @@
+"""A capture's report for people: a terminal table, and one HTML file."""

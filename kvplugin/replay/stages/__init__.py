@@ -1,0 +1,1 @@
+"""A capture's records judged stage by stage: identity, cache, indexer, selection, attention, log-probabilities."""

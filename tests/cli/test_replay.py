@@ -1,0 +1,143 @@
+"""``kvplugin replay`` and its benchmark: output, exit status, and nothing written but what was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvplugin.cli.bench_replay import BenchReplayRequest, run_bench_replay
+from kvplugin.cli.replay import replay
+from kvplugin.errors import ArgumentError
+from kvplugin.replay import Capture, write_capture
+from kvplugin.replay.selftest.faults import FAULTS, Fault
+from kvplugin.replay.selftest.synthetic import Shape, make_capture, make_record
+
+app = typer.Typer()
+app.command("replay")(replay)
+WIDE = {"COLUMNS": "200"}
+
+
+@app.callback()
+def main() -> None:
+    """A command beside it, so that ``replay`` keeps its name."""
+
+
+def run(*arguments: str | Path) -> tuple[int, str, str]:
+    found = CliRunner().invoke(app, ["replay", *map(str, arguments)], env=WIDE)
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.stdout, found.stderr
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    write_capture(make_capture(Shape(world=2)), tmp_path / "good")
+    return tmp_path / "good"
+
+
+def faulty(folder: Path, name: str) -> Fault:
+    fault = next(each for each in FAULTS if each.name == name)
+    write_capture(Capture("engine", "model", fault.records()), folder)
+    return fault
+
+
+def test_a_match_exits_0(good: Path) -> None:
+    status, output, errors = run(good)
+    assert (status, errors) == (0, "")
+    assert "decode matches prefill: 2 records within tolerance" in output
+
+
+def test_drift_exits_1_and_says_where(tmp_path: Path) -> None:
+    fault = faulty(tmp_path / "bad", "newest key dropped")
+    status, output, _ = run(tmp_path / "bad")
+    assert status == 1
+    assert "drift at stage attention: request r0, layer 0, step 0, position 89" in output
+    assert fault.named in output
+
+
+def test_a_stale_prefix_is_drift_not_bad_input(tmp_path: Path) -> None:
+    faulty(tmp_path / "bad", "prefix altered under the same key")
+    status, output, _ = run(tmp_path / "bad")
+    assert status == 1
+    assert "drift at stage identity: request r0, layer 0" in output
+
+
+def test_bad_input_exits_2_in_one_line(good: Path) -> None:
+    (good / "tensors.safetensors").write_bytes(b"short")
+    status, output, errors = run(good)
+    assert (status, output) == (2, "")
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert "must be a whole safetensors file" in errors
+
+
+@pytest.mark.parametrize("arguments", [(), ("--selftest", "somewhere")])
+def test_either_a_capture_or_the_selftest(arguments: tuple[str, ...]) -> None:
+    status, _, errors = run(*arguments)
+    assert status == 2
+    assert "give a capture folder, or --selftest" in errors
+
+
+def test_json(good: Path) -> None:
+    status, output, _ = run(good, "--json")
+    report = json.loads(output)
+    assert (status, report["within"], len(report["records"])) == (0, True, 2)
+
+
+def test_html_is_all_that_is_written(good: Path, tmp_path: Path) -> None:
+    before = set(tmp_path.rglob("*"))
+    status, _, _ = run(good, "--html", tmp_path / "out.html")
+    assert status == 0
+    assert set(tmp_path.rglob("*")) - before == {tmp_path / "out.html"}
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+
+
+def test_html_that_cannot_be_written(good: Path, tmp_path: Path) -> None:
+    status, _, errors = run(good, "--html", tmp_path / "nowhere" / "out.html")
+    assert status == 2
+    assert "name a file in a folder that can be written" in errors
+
+
+def test_strict(tmp_path: Path) -> None:
+    write_capture(make_capture(Shape(length=400), layers=1), tmp_path)
+    assert run(tmp_path)[0] == 0
+    status, output, _ = run(tmp_path, "--strict")
+    assert status == 1
+    assert "drift at stage attention" in output
+
+
+def test_split_size(good: Path) -> None:
+    assert run(good, "--split-size", "32")[0] == 0
+    status, _, errors = run(good, "--split-size", "20")
+    assert status == 2
+    assert "split_size: got 20; must be a positive integer and a multiple of 16" in errors
+
+
+def test_selftest() -> None:
+    status, output, _ = run("--selftest")
+    assert status == 0
+    assert "18 of 18 cases as they should be" in output
+    status, output, _ = run("--selftest", "--json")
+    assert json.loads(output)["passed"] is True
+
+
+def test_bench() -> None:
+    report = run_bench_replay(BenchReplayRequest(context=200, kv_heads=2, dim=8, page=16, repeats=7))
+    assert set(report.medians_ms) == {"loop", "loop_copying", "vectorised", "vectorised_copying", "dense", "compare"}
+    assert {"loop/vectorised", "compare/dense"} <= report.ratios.keys()
+    assert min(report.medians_ms.values()) > 0
+
+
+@pytest.mark.parametrize(("option", "value"), [("context", 0), ("kv_heads", 0), ("repeats", 3)])
+def test_bench_refuses(option: str, value: int) -> None:
+    with pytest.raises(ArgumentError, match=f"--{option.replace('_', '-')}: got {value}; must be at least"):
+        BenchReplayRequest(**{option: value})
+
+
+def test_records_of_different_requests(tmp_path: Path) -> None:
+    records = tuple(make_record(Shape(length=30 + row), seed=row, request=f"r{row}") for row in range(3))
+    write_capture(Capture("engine", "model", records), tmp_path)
+    assert run(tmp_path)[0] == 0
