@@ -13,10 +13,11 @@ from kvplugin.cli import bench_kernels
 from kvplugin.cli.bench_policy import LEAST_REPEATS, BenchPolicyRequest, Structure, run_bench_policy
 from kvplugin.cli.bench_remap import LEAST_REPEATS as LEAST_REMAP_REPEATS
 from kvplugin.cli.bench_remap import BenchRemapRequest, run_bench_remap
+from kvplugin.cli.bench_replay import BenchReplayRequest, run_bench_replay
 from kvplugin.cli.bench_report import BenchReport, Fact, render
 from kvplugin.config import Eviction
 from kvplugin.errors import ArgumentError, EngineMismatch
-from kvplugin.kernel_static import ARCHITECTURES
+from kvplugin.kernels.static import ARCHITECTURES
 
 if TYPE_CHECKING:
     from kvplugin.vllm.bench_engine import EngineBench
@@ -77,13 +78,35 @@ def kernels(
     Examples:  kvplugin bench kernels --static  |  kvplugin bench kernels --static --arch 90 --json
     """
     if not static:
-        raise typer.BadParameter("timing kernels is not offered; give --static to look at them", param_hint="--static")
+        raise typer.BadParameter(
+            "not given, and kernels are not timed, on no machine; give --static to compile them and show registers, "
+            "memory, instructions, bytes per row and launches per step, without a GPU",
+            param_hint="--static",
+        )
     report = bench_kernels.run_bench_kernels(arch)
     typer.echo(bench_kernels.render(report, json=as_json))
     if report.in_local_memory:
         names = ", ".join(f"{facts.variant} (sm_{facts.arch})" for facts in report.in_local_memory)
         typer.echo(f"error: kernels that need local memory: {names}", err=True)
         raise typer.Exit(1)
+
+
+@app.command("replay")
+def replay(
+    context: int = typer.Option(32768, min=1, help="Cached tokens."),
+    kv_heads: int = typer.Option(8, min=1, help="Heads of the KV cache."),
+    group: int = typer.Option(4, min=1, help="Query heads per KV head."),
+    dim: int = typer.Option(128, min=2, help="Elements per head."),
+    page: int = typer.Option(64, min=1, help="Tokens per page."),
+    repeats: int = typer.Option(9, min=LEAST_REPEATS, help="Timings of each contestant; the median counts."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Time the replay of one query: reconstruction beside a loop, a whole comparison beside one dense attention.
+
+    Examples:  kvplugin bench replay  |  kvplugin bench replay --context 8192 --json
+    """
+    report = run_bench_replay(BenchReplayRequest(context, kv_heads, group, dim, page, repeats))
+    typer.echo(render(report, json=as_json))
 
 
 @app.command("engine")

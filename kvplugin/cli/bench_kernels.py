@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from kvplugin.kernel_static import (
+from kvplugin.kernels.static import (
     ARCHITECTURES,
     KernelFacts,
     KernelTraffic,
@@ -24,6 +24,14 @@ from kvplugin.remap.layouts import layout_from_config
 
 GLM52 = layout_from_config(78, index_topk_freq=4)
 """GLM-5.2's index groups, from its published configuration."""
+
+ABOUT_TRAFFIC = (
+    "K = 2048 of 131072 tokens, fp32 scores, default policy. Loaded and stored: what a kernel asks for. Floor: each "
+    "element once in and once out. In sectors: the floor in the units of 32 bytes that memory moves; scores gathered "
+    "one by one weigh eight times as much. What is asked for twice comes from a cache the second time: table entries "
+    "of one page, and the row that the fused kernel has just rewritten."
+)
+ABOUT_LAUNCHES = "The fused form's launches do both and stand under policy."
 
 
 class Launches(NamedTuple):
@@ -87,10 +95,12 @@ def render(report: KernelsReport, *, json: bool) -> str:
             },
             indent=2,
         )
-    console = Console(file=io.StringIO(), width=140)
-    console.print(_kernels_table(report.kernels), _traffic_table(report.traffic), _launches_table(report.launches))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip()
+    output = io.StringIO()
+    console = Console(file=output, width=140)
+    console.print(_kernels_table(report.kernels))
+    console.print("", _traffic_table(report.traffic), ABOUT_TRAFFIC)
+    console.print("", _launches_table(report.launches), ABOUT_LAUNCHES)
+    return output.getvalue().rstrip()
 
 
 def _kernels_table(kernels: Sequence[KernelFacts]) -> Table:
@@ -104,7 +114,7 @@ def _kernels_table(kernels: Sequence[KernelFacts]) -> Table:
         "shared bytes",
         "instructions",
     )
-    table = Table(*columns, title="kernels, compiled ahead of time")
+    table = _table(columns, title="kernels, compiled ahead of time")
     for facts in kernels:
         numbers = (facts.warps, facts.registers, facts.local_bytes, facts.local_accesses, facts.shared_bytes)
         style = "red" if facts.uses_local_memory else None
@@ -113,14 +123,25 @@ def _kernels_table(kernels: Sequence[KernelFacts]) -> Table:
 
 
 def _traffic_table(traffic: Sequence[KernelTraffic]) -> Table:
-    table = Table("kernel", "loaded", "stored", "floor", "moved / floor", title="bytes per row")
+    columns = ("kernel", "loaded", "stored", "floor", "asked / floor", "in sectors")
+    table = _table(columns, title="bytes per row")
     for entry in traffic:
-        table.add_row(entry.name, str(entry.loaded), str(entry.stored), str(entry.floor), f"{entry.ratio:.3f}")
+        bytes_moved = map(str, (entry.loaded, entry.stored, entry.floor))
+        table.add_row(entry.name, *bytes_moved, f"{entry.ratio:.3f}", str(entry.in_sectors))
     return table
 
 
 def _launches_table(launches: Sequence[Launches]) -> Table:
-    table = Table("form", "policy", "remap", "total", title="launches per step, GLM-5.2")
+    columns = ("form", "policy", "remap", "total")
+    table = _table(columns, title="launches per step, GLM-5.2")
     for entry in launches:
         table.add_row(entry.form, str(entry.policy), str(entry.remap), str(entry.total))
+    return table
+
+
+def _table(columns: Sequence[str], title: str) -> Table:
+    """The first column names what a line is about, the others hold its numbers."""
+    table = Table(title=title, title_justify="left")
+    for position, name in enumerate(columns):
+        table.add_column(name, justify="right" if position else "left", no_wrap=True)
     return table

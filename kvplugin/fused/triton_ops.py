@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from kvplugin.fused.call import FusedCall
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.variant import KernelVariant
 from kvplugin.remap.triton_ops import launch_for, remap_kernel
 from kvplugin.topology.triton_ops import (
     POLICY_FIXED,
+    UNSPECIALIZED,
     policy_arguments,
     policy_constexprs,
     policy_kernel,
@@ -24,7 +25,7 @@ from kvplugin.topology.triton_ops import (
 )
 
 
-@triton.jit(do_not_specialize=["requests", "num_blocks", "stripes", "remap_stripes"])
+@triton.jit(do_not_specialize=[*UNSPECIALIZED, "requests", "table_blocks", "num_blocks", "remap_stripes"])
 def fused_kernel(
     topk,
     topk_row_stride,

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.variant import KernelVariant
 from kvplugin.remap.call import NO_CONTEXT_PARALLEL, ContextParallel, RemapCall
 from kvplugin.remap.counters import RemapCounter
 
@@ -291,7 +291,7 @@ class _Options(NamedTuple):
     context_parallel: ContextParallel = NO_CONTEXT_PARALLEL
 
 
-_VARIANTS = {
+_OPTIONS = {
     "plain": _Options(),
     "count": _Options(counting=True, counters=True),
     "compact": _Options(counting=True, compact=True),
@@ -299,21 +299,30 @@ _VARIANTS = {
     "workspace": _Options(True, counters=True, workspace=True),
     "workspace_context_parallel": _Options(workspace=True, context_parallel=ContextParallel(2, 0)),
 }
+_VARIANTS = (
+    ("plain", 1, 2048, 1),
+    ("plain", 1, 2176, 4),
+    ("plain", 16384, 2048, 4),
+    ("count", 16384, 2048, 4),
+    ("compact", 16384, 2048, 1),
+    ("compact", 16384, 2176, 4),
+    ("context_parallel", 16384, 2048, 4),
+    ("context_parallel", 16384, 8192, 4),
+    ("workspace", 16384, 2048, 4),
+    ("workspace_context_parallel", 1, 2048, 4),
+)
+"""Options, rows, width and members: each option, launch shape and width at least once, and where registers are many."""
+
 _UNIT_STRIDES = ("topk_slot", "request_stride", "table_block", "physical_slot", "valid_stride", "counters_reason")
 
 
 def variants() -> list[KernelVariant]:
     """Specialisations that a serving engine compiles, to be compiled ahead of time: decode steps and prefill chunks."""
-    return [
-        _variant(kind, rows, width, members)
-        for kind, options in _VARIANTS.items()
-        for rows in ((16384,) if options.counting else (1, 16384))
-        for width, members in ((2048, 1), (2048, 4), (2176, 4), (8192, 4))
-    ]
+    return [_variant(*given) for given in _VARIANTS]
 
 
 def _variant(kind: str, rows: int, width: int, members: int) -> KernelVariant:
-    options = _VARIANTS[kind]
+    options = _OPTIONS[kind]
     launch = launch_for(rows, width, whole_rows=options.counting)
     given = dict.fromkeys(("topk_ptr", "request_ptr", "table_ptr", "physical_ptr"), "*i32") | {"members_ptr": "*i64"}
     if options.counting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
@@ -14,14 +15,15 @@ from kvplugin.topology.table import tables_arms
 
 
 def apply_arms_into(implementation: ModuleType, call: ArmsCall) -> None:
-    """Rewrite ``call.topk`` arm by arm and add to ``call.counters``."""
-    live = _live_rows(call)
-    for arm, params in enumerate(_arms(call)):
+    """Rewrite ``call.topk`` and add to ``call.counters``; waits for the device, as policies are read on the host."""
+    if not call.enabled.item():
+        return
+    for arm, params, live in _arms(call):
         implementation.apply_into(
             PolicyCall(
                 topk=call.topk,
                 row_lengths=call.row_lengths,
-                row_live=_rows_of_arm(call, live, arm),
+                row_live=live,
                 row_phase=call.row_phase,
                 offsets=call.offsets,
                 scores=call.scores,
@@ -33,44 +35,34 @@ def apply_arms_into(implementation: ModuleType, call: ArmsCall) -> None:
             )
         )
     if call.row_arm is not None:
-        _count_unknown(call, live)
+        _count_unknown(call, call.row_arm)
 
 
 def lift_arms_into(implementation: ModuleType, call: LiftArmsCall) -> None:
-    """Lift ``call.scores`` arm by arm."""
-    live = _live_rows(call)
-    for arm, params in enumerate(_arms(call)):
-        rows = _rows_of_arm(call, live, arm)
+    """Lift ``call.scores`` arm by arm; waits for the device as well."""
+    if not call.enabled.item():
+        return
+    for _, params, live in _arms(call):
         implementation.lift_into(
-            LiftCall(call.scores, call.row_lengths, rows, call.row_phase, call.score_start, params)
+            LiftCall(call.scores, call.row_lengths, live, call.row_phase, call.score_start, params)
         )
 
 
-def _arms(call: ArmsCall | LiftArmsCall) -> list[PolicyParams]:
-    return tables_arms(call.policies if call.row_arm is not None else call.policies[:1])
-
-
-def _live_rows(call: ArmsCall | LiftArmsCall) -> Tensor | None:
-    """Rows to look at, bool ``[T]``; None = all of them."""
-    on = call.enabled != 0
-    if call.row_live is not None:
-        return call.row_live & on
-    return None if bool(on) else torch.zeros_like(call.row_lengths, dtype=torch.bool)
-
-
-def _rows_of_arm(call: ArmsCall | LiftArmsCall, live: Tensor | None, arm: int) -> Tensor | None:
+def _arms(call: ArmsCall | LiftArmsCall) -> Iterator[tuple[int, PolicyParams, Tensor | None]]:
+    """Each arm, its policy, and the live rows that follow it."""
     if call.row_arm is None:
-        return live
-    own = call.row_arm == arm
-    return own if live is None else live & own
+        yield 0, tables_arms(call.policies[:1])[0], call.row_live
+        return
+    for arm, params in enumerate(tables_arms(call.policies)):
+        own = call.row_arm == arm
+        yield arm, params, own if call.row_live is None else own & call.row_live
 
 
-def _count_unknown(call: ArmsCall, live: Tensor | None) -> None:
-    assert call.row_arm is not None
-    known = (call.row_arm >= 0) & (call.row_arm < len(call.policies))
+def _count_unknown(call: ArmsCall, row_arm: Tensor) -> None:
+    known = (row_arm >= 0) & (row_arm < len(call.policies))
     unknown = ~known & (call.row_lengths >= 0)
-    if live is not None:
-        unknown &= live
+    if call.row_live is not None:
+        unknown &= call.row_live
     decode = torch.ones_like(unknown) if call.row_phase is None else call.row_phase != 0
     for phase, rows in enumerate((unknown & ~decode, unknown & decode)):
         counts = call.counters[0, 0, phase]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.variant import KernelVariant
 from kvplugin.topology.call import ArmsCall, LiftArmsCall, LiftCall, PolicyCall
 from kvplugin.topology.table import table_of
 from kvplugin.topology.triton_admit import (
@@ -45,6 +45,18 @@ from kvplugin.topology.triton_structure import block_witnesses, structural_token
 WIDEST_TILE = 4096
 """Slots one program holds in registers; a wider row is read again in every pass."""
 TOKENS_PER_LIFT = 128
+UNSPECIALIZED = (
+    "rows",
+    "width",
+    "scores_row_stride",
+    "columns",
+    "block_scores_row_stride",
+    "blocks",
+    "arms",
+    "stripes",
+    "highest_index",
+)
+"""Numbers that batches change: a kernel of their own for 1, or for multiples of 16, would be compiled while serving."""
 COVERAGE_SEGMENTS = 64
 """Segments of the variants that are compiled ahead of time for `coverage`."""
 
@@ -130,7 +142,7 @@ def _store_row(
             tl.store(pointer + (first + tl.arange(0, BLOCK)) * stride, new, mask=changes)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def policy_kernel(
     topk,
     topk_row_stride,
@@ -202,7 +214,7 @@ def policy_kernel(
             add_counts(counters, r, stripes, arms, arm, phase, bypass_counts(state))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scores_row_stride", "columns", "rows", "width", "arms"])
 def lift_kernel(
     scores,
     scores_row_stride,

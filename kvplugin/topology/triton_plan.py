@@ -142,13 +142,11 @@ def _from_which_free(free, row, tile, structure, LISTED: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def _grown_window(
-    free,
+def _staying_from(
+    low,
     row,
     tile,
-    structure,
-    structure_from,
-    cut,
+    plan,
     policy,
     scores,
     LISTED: tl.constexpr,
@@ -156,26 +154,99 @@ def _grown_window(
     ONE_TILE: tl.constexpr,
     HAS_SCORES: tl.constexpr,
 ):
-    """Start of the local window once the newest ``free`` unselected tokens belong to it."""
-    width, length = row[2], row[4]
+    """How many learned tokens from ``low`` on stay; ``tile`` holds tokens and staying slots of a row of one tile."""
+    structure, structure_from, _, cut = plan
     token, staying = tile
-    # Selected and backfilled tokens are no more than slots, so the backfilled ones are among that many newest tokens.
-    low, high = tl.maximum(length - width, 0), length
-    while low < high:
-        middle = low + (high - low + 1) // 2
-        taken = structure_size(structure, length, tl.maximum(middle, structure_from), LISTED)
-        if ONE_TILE:
-            taken += _count(staying & (token >= middle))
-        else:
-            for first in range(0, width, BLOCK):
-                _, also, _, more = _staying(
-                    row, first, structure, structure_from, cut, policy, scores, LISTED, BLOCK, HAS_SCORES
-                )
-                taken += _count(more & (also >= middle))
-        enough = length - middle - taken >= free
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
+    count = tl.full((), 0, tl.int32)
+    if ONE_TILE:
+        count = _count(staying & (token >= low))
+    else:
+        for first in range(0, row[2], BLOCK):
+            _, also, _, more = _staying(
+                row, first, structure, structure_from, cut, policy, scores, LISTED, BLOCK, HAS_SCORES
+            )
+            count += _count(more & (also >= low))
+    return count
+
+
+@triton.jit
+def _grown_window(
+    budget,
+    row,
+    tile,
+    plan,
+    policy,
+    scores,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    HAS_SCORES: tl.constexpr,
+):
+    """Start of the local window once it also holds the newest unselected tokens, so that ``budget`` are selected."""
+    structure, structure_from, window_start, _ = plan
+    length = row[4]
+    selected = structure_size(structure, length, structure_from, LISTED)
+    selected += _staying_from(0, row, tile, plan, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
+    low = window_start
+    if selected < budget:
+        # Selected and backfilled tokens are no more than slots, so the backfilled ones are among that many newest ones.
+        low, high = tl.maximum(length - row[2], 0), length
+        while low < high:
+            middle = low + (high - low + 1) // 2
+            taken = structure_size(structure, length, tl.maximum(middle, structure_from), LISTED)
+            taken += _staying_from(middle, row, tile, plan, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
+            enough = length - middle - taken >= budget - selected
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle - 1)
     return low
+
+
+@triton.jit
+def _cover(
+    need,
+    evicts,
+    row,
+    tile,
+    structure,
+    policy,
+    scores,
+    LISTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ONE_TILE: tl.constexpr,
+    HAS_SCORES: tl.constexpr,
+):
+    """First token of each witness of ``coverage``: of segments that windows and the best learned tokens miss.
+
+    The best are those that stay once a slot is reserved for each segment: ``need`` leave without that.
+    """
+    token, candidate = tile
+    key = no_keys(candidate)
+    cut = keep_all()
+    if evicts == 0:
+        cut = keep_none()
+    need += tl.load(policy + SEGMENTS).to(tl.int32)
+    if evicts & (need > 0):
+        key = eviction_keys(token, candidate, 0, policy, scores, row[2], BLOCK, HAS_SCORES)
+        cut = eviction_cut(need, (token, key), row, structure, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
+    staying = stays(token, candidate, key, cut)
+    return _gaps(row, (token, staying), structure, cut, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
+
+
+@triton.jit
+def _into_free_slots(
+    free, learned, row, structural, structure, LISTED: tl.constexpr, BLOCK: tl.constexpr, ONE_TILE: tl.constexpr
+):
+    """From which token on the structure comes in where nothing learned leaves: its newest tokens, into ``free`` slots.
+
+    Args:
+        learned: structural tokens that were learned; ``structural`` holds tokens and those slots of a row of one tile.
+    """
+    structure_from = tl.full((), 0, tl.int32)
+    if free < structure_size(structure, row[4], 0, LISTED) - learned:
+        structure_from = row[4]
+        if free > 0:
+            structure_from = _from_which_free(free, row, structural, structure, LISTED, BLOCK, ONE_TILE)
+    return structure_from
 
 
 @triton.jit
@@ -202,7 +273,7 @@ def plan_row(
         ``(structure, structure_from, window_start, cut)``, its first tile, ``(value, token, valid, structural, key)``,
         and the counts ``(falls_back, valid, bad, sink, local and witness tokens learned)``.
     """
-    width, length = row[2], row[4]
+    length, budget = row[4], tl.minimum(row[2], row[4])
     mode, rule = tl.load(policy + MODE), tl.load(policy + EVICTION)
     value, token, valid, bad = read_slots(row, 0, BLOCK)
     sinks, local_start = windows(policy, length)
@@ -223,84 +294,51 @@ def plan_row(
         starts = tl.maximum(starts, FAR)
     structural &= falls_back == 0
     structure = (sinks, local_start, (stride, count, span, starts))
-
-    budget = tl.minimum(width, length)
-    whole = ((length <= width) & (mode != ONLY) & (falls_back == 0)) | (length == 0)
-    covers = (tl.load(policy + WITNESS) == COVERAGE) & (falls_back == 0) & (whole == 0)
+    whole = ((length <= row[2]) & (mode != ONLY)) | (length == 0)
     evicts = (mode != ONLY) & (whole == 0) & (rule != NOTHING_LEAVES)
-    cut = keep_all()
-    if mode == ONLY:
-        cut = keep_none()
     candidate = candidates(token, valid, structural, 0)
-    key = no_keys(candidate)
-    learned = sink + local + witness
-    need = found - learned - (budget - structure_size(structure, length, 0, LISTED))
+    need = found - (sink + local + witness) - (budget - structure_size(structure, length, 0, LISTED))
     if LISTED > 1:
-        if covers:
-            reserved = tl.load(policy + SEGMENTS).to(tl.int32)
-            if evicts & (need + reserved > 0):
-                key = eviction_keys(token, candidate, 0, policy, scores, width, BLOCK, HAS_SCORES)
-                cut = eviction_cut(
-                    need + reserved, (token, key), row, structure, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES
-                )
-            staying = stays(token, candidate, key, cut)
-            starts = _gaps(row, (token, staying), structure, cut, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
+        if (tl.load(policy + WITNESS) == COVERAGE) & (falls_back == 0) & (whole == 0):
+            starts = _cover(
+                need, evicts, row, (token, candidate), structure, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES
+            )
             stride, count, span = stride * 0, count * 0, tl.full((), 1, tl.int32)
             structure = (sinks, local_start, (stride, count, span, starts))
             structural = is_structural(token, structure, LISTED)
             _, _, _, _, witness = take_census(row, (token, valid, bad, structural), structure, LISTED, BLOCK, ONE_TILE)
-            learned = sink + local + witness
-            need = found - learned - (budget - structure_size(structure, length, 0, LISTED))
+            need = found - (sink + local + witness) - (budget - structure_size(structure, length, 0, LISTED))
             candidate = candidates(token, valid, structural, 0)
-            key = no_keys(candidate)
-            if evicts:
-                cut = keep_all()
-    if evicts & (need > 0):
-        key = eviction_keys(token, candidate, 0, policy, scores, width, BLOCK, HAS_SCORES)
-        cut = eviction_cut(need, (token, key), row, structure, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
 
-    structure_from = tl.full((), 0, tl.int32)
-    window_start = local_start
-    staying_count = found - learned - tl.maximum(need, 0)
-    if mode == ONLY:
-        staying_count = staying_count * 0
+    key = no_keys(candidate)
+    cut = keep_all()
+    structure_from, window_start = tl.full((), 0, tl.int32), local_start
+    if (mode == ONLY) | whole:
+        cut = keep_none()
+    elif rule == NOTHING_LEAVES:
+        structure_from = _into_free_slots(
+            budget - found,
+            sink + local + witness,
+            row,
+            (token, valid & structural),
+            structure,
+            LISTED,
+            BLOCK,
+            ONE_TILE,
+        )
+        window_start = tl.maximum(local_start, structure_from)
+        candidate = candidates(token, valid, structural, structure_from)
+        key = no_keys(candidate)
+    elif need > 0:
+        key = eviction_keys(token, candidate, 0, policy, scores, row[2], BLOCK, HAS_SCORES)
+        cut = eviction_cut(need, (token, key), row, structure, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES)
     if whole:
         window_start = window_start * 0
-        staying_count = staying_count * 0
-    elif (mode != ONLY) & (rule == NOTHING_LEAVES):
-        # Every learned token stays in its slot, structural ones too; the structure comes in as far as slots are free.
-        size = structure_size(structure, length, 0, LISTED)
-        free = budget - found
-        if free < size - learned:
-            structure_from = length
-            if free > 0:
-                structure_from = _from_which_free(
-                    free, row, (token, valid & structural), structure, LISTED, BLOCK, ONE_TILE
-                )
-            window_start = tl.maximum(local_start, structure_from)
-            candidate = candidates(token, valid, structural, structure_from)
-            key = no_keys(candidate)
-            free = free * 0
-        else:
-            free = free - (size - learned)
-        staying_count = budget - free - structure_size(structure, length, structure_from, LISTED)
-    if whole == 0:
-        free = budget - staying_count - structure_size(structure, length, structure_from, LISTED)
-        if (free > 0) & ((mode != ONLY) | (tl.load(policy + FILL) == FILL_LOCAL)):
-            staying = stays(token, candidate, key, cut)
-            window_start = _grown_window(
-                free,
-                row,
-                (token, staying),
-                structure,
-                structure_from,
-                cut,
-                policy,
-                scores,
-                LISTED,
-                BLOCK,
-                ONE_TILE,
-                HAS_SCORES,
-            )
+    elif (mode != ONLY) | (tl.load(policy + FILL) == FILL_LOCAL):
+        plan = (structure, structure_from, window_start, cut)
+        staying = stays(token, candidate, key, cut)
+        window_start = _grown_window(
+            budget, row, (token, staying), plan, policy, scores, LISTED, BLOCK, ONE_TILE, HAS_SCORES
+        )
     plan = (structure, structure_from, window_start, cut)
     return plan, (value, token, valid, structural, key), (falls_back, found, wrong, sink, local, witness)

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 from kvplugin.cli import bench_kernels
 from kvplugin.cli.bench_kernels import GLM52, Launches, launches_of
 from kvplugin.cli.main import app
-from kvplugin.kernel_static import KernelFacts, KernelToolsError, KernelTraffic
+from kvplugin.kernels.static import KernelFacts, KernelToolsError, KernelTraffic
 from kvplugin.remap.layouts import layout_from_mask
 
 COMMAND = ["bench", "kernels", "--static", "--arch", "90"]
 FITS = KernelFacts("fits", 90, 4, 20, 0, 0, 32, 125)
 SPILLS = KernelFacts("spills", 90, 4, 255, 120, 41, 0, 596)
-TRAFFIC = KernelTraffic("remap, 1 member", 150, 50, 100)
+TRAFFIC = KernelTraffic("remap, 1 member", 150, 50, 100, 96)
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ def test_json(compiled: list[KernelFacts]) -> None:
             "instructions": 125,
         }
     ]
-    assert report["traffic"] == [{"name": "remap, 1 member", "loaded": 150, "stored": 50, "floor": 100, "ratio": 2.0}]
+    assert report["traffic"] == [
+        {"name": "remap, 1 member", "loaded": 150, "stored": 50, "floor": 100, "in_sectors": 96, "ratio": 2.0}
+    ]
     assert [(entry["form"], entry["total"]) for entry in report["launches"]] == [
         ("per layer", 99),
         ("grouped", 42),
@@ -60,8 +62,9 @@ def test_tables(compiled: list[KernelFacts]) -> None:
     assert found.exit_code == 0, found.output
     rows = " ".join(found.stdout.split())
     assert "│ fits │ sm_90 │ 4 │ 20 │ 0 │ 0 │ 32 │ 125 │" in rows
-    assert "│ remap, 1 member │ 150 │ 50 │ 100 │ 2.000 │" in rows
+    assert "│ remap, 1 member │ 150 │ 50 │ 100 │ 2.000 │ 96 │" in rows
     assert "│ fused │ 21 │ 0 │ 21 │" in rows
+    assert bench_kernels.ABOUT_TRAFFIC in rows
 
 
 def test_a_kernel_in_local_memory_is_an_error(compiled: list[KernelFacts]) -> None:
@@ -74,7 +77,7 @@ def test_a_kernel_in_local_memory_is_an_error(compiled: list[KernelFacts]) -> No
 
 def test_says_so_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr("kvplugin.kernel_static.find_spec", lambda name: None if name == "triton" else find_spec(name))
+    monkeypatch.setattr("kvplugin.kernels.static.find_spec", lambda name: None if name == "triton" else find_spec(name))
     found = CliRunner().invoke(app, COMMAND)
     assert isinstance(found.exception, KernelToolsError)
     assert str(found.exception) == "triton: not installed; pip install 'kvplugin[dev]'; GPU builds of torch bring it"
@@ -84,7 +87,7 @@ def test_says_so_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_refuses_to_time() -> None:
     found = CliRunner().invoke(app, ["bench", "kernels"], env={"COLUMNS": "200"})
     assert found.exit_code == 2
-    assert "give --static" in found.output
+    assert "kernels are not timed, on no machine; give --static" in " ".join(found.output.replace("│", " ").split())
 
 
 def test_launches_of_glm52() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.variant import KernelVariant
 
 
 @triton.jit

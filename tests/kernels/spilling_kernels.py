@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from small_kernels import of_width
 
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.variant import KernelVariant
 
 
 def variants() -> list[KernelVariant]:

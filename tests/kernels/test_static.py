@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvplugin.kernel_static import (
+from kvplugin.kernels.static import (
     ARCHITECTURES,
     KernelFacts,
     KernelToolsError,
+    KernelTraffic,
     kernel_facts,
     kernel_modules,
     kernel_traffic,
@@ -18,6 +19,8 @@ from kvplugin.kernel_static import (
 
 HERE = Path(__file__).parent
 INT = 4
+STRUCTURAL_TOKENS = 68
+"""Of the default policy: 4 sinks and 64 local tokens."""
 
 
 @pytest.fixture
@@ -48,7 +51,7 @@ def test_a_kernel_that_spills_is_found() -> None:
 @pytest.mark.usefixtures("own_kernels")
 def test_facts_do_not_depend_on_how_the_work_is_shared() -> None:
     alone = kernel_facts(["small_kernels"], [80, 90], processes=1)
-    order = [(arch, f"width {width}") for arch in (80, 90) for width in (32, 64, 128)]
+    order = [(arch, f"width {width}") for width in (32, 64, 128) for arch in (80, 90)]
     assert [(entry.arch, entry.variant) for entry in alone] == order
     assert not any(entry.uses_local_memory for entry in alone)
     assert all(entry.registers and entry.instructions > 10 for entry in alone)
@@ -73,13 +76,50 @@ def test_what_counts_as_local_memory(facts: KernelFacts, expected: bool) -> None
     assert facts.uses_local_memory is expected
 
 
-def test_a_row_of_the_remap_moves_little_more_than_it_must() -> None:
+@pytest.fixture(scope="module")
+def traffic() -> dict[str, KernelTraffic]:
+    return {entry.name: entry for entry in kernel_traffic()}
+
+
+SLOTS = 2048 * INT
+METADATA = 512
+"""More than a row's length, request, live flag, phase and arm, its policy, a table of members and the counters need."""
+
+
+@pytest.mark.parametrize("members", [1, 4])
+def test_a_row_of_the_remap_moves_little_more_than_it_must(traffic: dict[str, KernelTraffic], members: int) -> None:
     """In: the learned row and a table entry a slot. Out: the physical rows and a count. Next to nothing else."""
-    traffic = {entry.name: entry for entry in kernel_traffic()}
-    assert len(traffic) == 2
-    for members, entry in zip((1, 4), traffic.values(), strict=True):
-        slots = 2048 * INT
-        assert entry.stored == members * slots + INT
-        assert 0 <= entry.loaded - 2 * slots < slots / 50
-        assert (1 + members) * slots < entry.floor < (2 + members) * slots + slots / 50, "each page once"
-        assert entry.ratio < 1.2
+    entry = traffic[f"remap, {members} member{'s' * (members > 1)}"]
+    assert entry.stored == members * SLOTS + INT
+    assert 0 <= entry.loaded - 2 * SLOTS < METADATA
+    assert (1 + members) * SLOTS < entry.floor < (2 + members) * SLOTS + METADATA, "each page once"
+    assert entry.ratio < 1.2
+
+
+def test_a_row_of_the_policy_moves_little_more_than_it_must(traffic: dict[str, KernelTraffic]) -> None:
+    """In: the learned row and a score a slot. Out: the slots that change, at most one for each structural token."""
+    entry = traffic["policy"]
+    assert 0 <= entry.loaded - 2 * SLOTS < METADATA
+    assert 0 < entry.stored < STRUCTURAL_TOKENS * INT + METADATA
+    assert 2 * SLOTS < entry.floor <= entry.loaded + entry.stored
+    assert entry.ratio < 1.02
+
+
+def test_a_gathered_score_costs_a_sector(traffic: dict[str, KernelTraffic]) -> None:
+    """They lie apart in the score row, so that nearly each of them moves 32 bytes."""
+    gathered = traffic["policy"].in_sectors - SLOTS
+    assert 0.8 * 2048 * 32 < gathered < 2048 * 32 + 8 * METADATA
+    assert traffic["remap, 4 members"].in_sectors < 6.1 * SLOTS
+
+
+def test_a_lift_stores_the_structure(traffic: dict[str, KernelTraffic]) -> None:
+    assert traffic["lift"].stored == STRUCTURAL_TOKENS * INT
+    assert traffic["lift"].loaded < METADATA
+
+
+def test_the_fused_form_asks_for_the_same_and_saves_memory_one_row(traffic: dict[str, KernelTraffic]) -> None:
+    policy, remap = traffic["policy"], traffic["remap, 4 members"]
+    fused = traffic["policy and remap fused, 4 members"]
+    assert (fused.loaded, fused.stored) == (policy.loaded + remap.loaded, policy.stored + remap.stored)
+    assert abs(policy.floor + remap.floor - fused.floor - SLOTS) < METADATA
+    assert abs(policy.in_sectors + remap.in_sectors - fused.in_sectors - SLOTS) < METADATA

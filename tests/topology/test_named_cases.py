@@ -14,7 +14,7 @@ from policy_cases import Case, every_implementation, one_row, run
 from strategies import NAN_LOGITS_INDEX
 
 from kvplugin.config import Mode, PolicyConfig
-from kvplugin.topology import Counter, lower
+from kvplugin.topology import Counter, lower, numba_ops, reference, torch_ops
 
 MERGE = {"mode": Mode.SPARSE_MERGE, "max_structural_fraction": 0.5, "sink_tokens": 1, "local_tokens": 1}
 SINK_ONLY = MERGE | {"local_tokens": 0}
@@ -99,9 +99,6 @@ EVICTION = [
     Named("oldest: the lowest token leaves", one_row([11, 3, 5, 9], 12, **MERGE, eviction="oldest"), {0, 11, 5, 9}, {}),
     Named("input_order: the last slot leaves", one_row([3, 9, 5, 11], 12, **SINK_ONLY, eviction="input_order"),
           {0, 3, 9, 5}, {}),
-    Named("input_order: of a repeated token the first slot counts",
-          one_row([9, 5, 7, 5, 9, 3], 12, **SINK_ONLY, eviction="input_order"), {0, 9, 5, 7, 3, 11},
-          token_counts(4, 0, 1, 1)),
 ]  # fmt: skip
 
 FAULTS = [
@@ -112,6 +109,9 @@ FAULTS = [
     Named("1: an index from NaN logits, drop",
           one_row([NAN_LOGITS_INDEX, 6, 3, 2], 8, **MERGE, coordinate_mismatch="drop"), {0, 7, 6, 3},
           token_counts(2, 1, 2, 0) | {Counter.INVALID: 1, Counter.FALLBACK: 0}),
+    Named("1: an index from NaN logits in a row that fits the slots",
+          one_row([2, NAN_LOGITS_INDEX, HOLE, 0], 3, **MERGE), {0, 1, 2},
+          token_counts(2, 0, 0, 1) | {Counter.INVALID: 1, Counter.FALLBACK: 1}),
     Named("1: an index of L", one_row([8, 7, 3, 2], 8, **MERGE), {7, 3, 2, 6}, {Counter.INVALID: 1}),
     Named("1: an int64 index whose lower half is a token",
           one_row([2**32 + 1, 7, 3, 2], 8, dtype=torch.int64, **MERGE), {7, 3, 2, 6}, {Counter.INVALID: 1}),
@@ -139,6 +139,15 @@ FAULTS = [
     Named("a row of 2**31 - 1 tokens", one_row([5, 6, 7, HOLE], 2**31 - 1, scores=[0], **MERGE, eviction="oldest"),
           {0, 2**31 - 2, 6, 7}, token_counts(2, 1, 2, 0)),
 ]  # fmt: skip
+
+
+def test_of_a_repeated_token_the_first_slot_counts() -> None:
+    """Kernels do not look for repetitions; the other forms find them anyway."""
+    case = one_row([9, 5, 7, 5, 9, 3], 12, **SINK_ONLY, eviction="input_order")
+    for implementation in (reference, torch_ops, numba_ops):
+        outcome = run(implementation, case)
+        assert outcome.selections() == [[0, 3, 5, 7, 9, 11]]
+        assert {counter: outcome.total(counter) for counter in token_counts(4, 0, 1, 1)} == token_counts(4, 0, 1, 1)
 
 
 @every_implementation

@@ -1,6 +1,6 @@
-"""Compile kernel variants without a GPU and read what they need of one: ``python -m kvplugin.kernel_compile``.
+"""Compile kernel variants without a GPU and read what they need of one: ``python -m kvplugin.kernels.compile``.
 
-:mod:`kvplugin.kernel_static` runs it as a process of its own, because kernels that were imported under
+:mod:`kvplugin.kernels.static` runs it as a process of its own, because kernels that were imported under
 ``TRITON_INTERPRET=1`` cannot be compiled in that process any more.
 """
 
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
-from itertools import accumulate, groupby, pairwise, product
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvplugin.elf import code_sections
-from kvplugin.kernel_static import KernelFacts
-from kvplugin.kernel_variant import KernelVariant
+from kvplugin.kernels.elf import code_sections
+from kvplugin.kernels.static import KernelFacts
+from kvplugin.kernels.variant import KernelVariant
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 """Triton's own, which know every architecture it compiles for; those of a CUDA installation may be older."""
@@ -72,9 +72,13 @@ def compile_variant(variant: KernelVariant, arch: int) -> CompiledKernel:
 
 
 def facts_of(kernels: Sequence[CompiledKernel]) -> list[KernelFacts]:
-    """Look at machine code of one architecture."""
-    opcodes = _opcodes([kernel.cubin for kernel in kernels], kernels[0].arch)
-    return [_facts(kernel, used) for kernel, used in zip(kernels, opcodes, strict=True)]
+    """Look at machine code."""
+    found: dict[int, KernelFacts] = {}
+    for arch in {kernel.arch for kernel in kernels}:
+        same = {number: kernel for number, kernel in enumerate(kernels) if kernel.arch == arch}
+        opcodes = _opcodes([kernel.cubin for kernel in same.values()], arch)
+        found |= {number: _facts(kernel, used) for (number, kernel), used in zip(same.items(), opcodes, strict=True)}
+    return [found[number] for number in range(len(kernels))]
 
 
 def _facts(kernel: CompiledKernel, opcodes: Counter[str]) -> KernelFacts:
@@ -100,7 +104,7 @@ def _facts(kernel: CompiledKernel, opcodes: Counter[str]) -> KernelFacts:
 
 
 def _opcodes(cubins: Sequence[bytes], arch: int) -> list[Counter[str]]:
-    """How often each instruction occurs in each kernel; all in one run, as nvdisasm takes 0.7 s to start."""
+    """How often each instruction occurs in each kernel; all in one run, as nvdisasm takes long to start."""
     codes = [b"".join(code_sections(cubin)) for cubin in cubins]
     with tempfile.NamedTemporaryFile(suffix=".bin") as file:
         file.write(b"".join(codes))
@@ -117,11 +121,12 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def compile_share(modules: Sequence[str], archs: Sequence[int], share: int, shares: int) -> list[KernelFacts]:
-    """Every ``shares``-th of all variants on all architectures, beginning with number ``share``."""
+    """Every ``shares``-th of all variants on all architectures, beginning with number ``share``.
+
+    A variant costs about the same on each architecture, so that neighbours go to different shares.
+    """
     variants = [variant for module in modules for variant in import_module(module).variants()]
-    work = list(product(archs, variants))[share::shares]
-    compiled = [compile_variant(variant, arch) for arch, variant in work]
-    return [facts for _, same in groupby(compiled, lambda kernel: kernel.arch) for facts in facts_of(list(same))]
+    return facts_of([compile_variant(*pair) for pair in list(product(variants, archs))[share::shares]])
 
 
 if __name__ == "__main__":

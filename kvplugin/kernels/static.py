@@ -76,18 +76,21 @@ class KernelTraffic:
 
     Attributes:
         name: which kernel, and how it is used.
-        loaded, stored: bytes, each element as often as it is loaded or stored.
+        loaded, stored: bytes asked for, each element as often as it is loaded or stored; an atomic counts as both.
         floor: the same with each element once in and once out, which no kernel can go below.
+        in_sectors: the floor in whole sectors, the units of 32 bytes that memory moves. Above the floor where elements
+            are gathered; loads beyond it find their sector in a cache.
     """
 
     name: str
     loaded: int
     stored: int
     floor: int
+    in_sectors: int
 
     @property
     def ratio(self) -> float:
-        """Bytes moved over the floor."""
+        """Bytes asked for over the floor."""
         return (self.loaded + self.stored) / self.floor
 
 
@@ -99,7 +102,7 @@ def require_triton() -> None:
 
 def kernel_modules() -> tuple[str, ...]:
     """Names of the modules with GPU kernels: the ``triton_ops`` of each op folder, which exports ``variants()``."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     return tuple(f"kvplugin.{path.parent.name}.triton_ops" for path in sorted(package.glob("*/triton_ops.py")))
 
 
@@ -117,7 +120,7 @@ def kernel_facts(
         processes: how many to compile in; default one a core.
 
     Returns:
-        The facts, in the order of ``archs`` and of the variants for each.
+        The facts, in the order of the variants, and of ``archs`` for each.
 
     Raises:
         KernelToolsError: triton is missing, or a variant does not compile.
@@ -128,7 +131,7 @@ def kernel_facts(
         environment = {_CACHE: folder, **os.environ}
         environment.pop(_INTERPRETER, None)
         work = ({"modules": modules, "archs": archs, "share": share, "shares": shares} for share in range(shares))
-        found = list(pool.map(lambda share: _run("kvplugin.kernel_compile", environment, share), work))
+        found = list(pool.map(lambda share: _run("kvplugin.kernels.compile", environment, share), work))
     numbered = {
         share + position * shares: entry
         for share, entries in enumerate(found)
@@ -146,7 +149,7 @@ def kernel_traffic() -> tuple[KernelTraffic, ...]:
     require_triton()
     # Without a GPU even where there is one: other processes may be using it.
     environment = {**os.environ, _INTERPRETER: "1", "CUDA_VISIBLE_DEVICES": ""}
-    return tuple(KernelTraffic(**entry) for entry in _run("kvplugin.kernel_traffic", environment))
+    return tuple(KernelTraffic(**entry) for entry in _run("kvplugin.kernels.traffic", environment))
 
 
 def _run(module: str, environment: dict[str, str], work: dict[str, Any] | None = None) -> list[dict[str, Any]]:
