@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from kvplugin.config import MismatchAction, Mode
 from kvplugin.topology.call import LiftCall, PolicyCall
 from kvplugin.topology.numba_args import kernel_policy, matrix, score_bits
-from kvplugin.topology.numba_rows import apply_rows, lift_rows
+from kvplugin.topology.numba_rows import PolicyBatch, apply_rows, lift_rows
 from kvplugin.topology.numba_threads import CREW, thread_count
-from kvplugin.topology.numba_workspace import workspace
+from kvplugin.topology.numba_workspace import Lane, workspace
 from kvplugin.topology.reference import call_bypass
 
 _INDEX_DTYPES: dict[torch.dtype, np.dtype[np.signedinteger]] = {
@@ -23,27 +24,36 @@ _INDEX_DTYPES: dict[torch.dtype, np.dtype[np.signedinteger]] = {
 
 def apply_into(call: PolicyCall) -> None:
     """Rewrite ``call.topk`` and add to ``call.counters``; see :func:`kvplugin.topology.op.apply_topology_policy`."""
-    p = call.params
-    if p.mode is Mode.DISABLED:
+    if call.params.mode is Mode.DISABLED:
         return
+    batch, lanes = batch_and_lanes(call, thread_count(*call.topk.shape))
+    CREW.run([partial(apply_rows, tuple(batch), lane) for lane in lanes])
+    collect(call, lanes)
+
+
+def batch_and_lanes(call: PolicyCall, threads: int) -> tuple[PolicyBatch, list[Lane]]:
+    """The call as kernels receive it, and scratch for each thread."""
     rows, width = call.topk.shape
     scratch = workspace()
     block_scores = scratch.block_scores(call.witness_scores, rows)
-    lanes = scratch.lanes(thread_count(rows, width), width, block_scores.shape[1], _INDEX_DTYPES[call.topk.dtype])
-    arguments = (
+    scratch.cursor[0] = 0
+    batch = PolicyBatch(
         scratch.cursor,
         matrix(call.topk),
         score_bits(call.scores),
         block_scores,
         scratch.facts(call.row_lengths, call.row_live, call.row_phase, call.offsets, call.score_start),
-        kernel_policy(p, call.topk.dtype, call_bypass=call_bypass(p, rows)),
+        kernel_policy(call.params, call.topk.dtype, call_bypass=call_bypass(call.params, rows)),
     )
-    scratch.cursor[0] = 0
-    CREW.run([partial(apply_rows, *arguments, lane) for lane in lanes])
+    return batch, scratch.lanes(threads, width, block_scores.shape[1], _INDEX_DTYPES[call.topk.dtype])
+
+
+def collect(call: PolicyCall, lanes: Sequence[Lane]) -> None:
+    """Add what the lanes counted to ``call.counters``, and record the first coordinate mismatch if it is asked for."""
     counters = call.counters.numpy()
     for lane in lanes:
         counters += lane.counts
-    if p.mismatch is MismatchAction.RAISE and call.error is not None and call.error[0] == 0:
+    if call.params.mismatch is MismatchAction.RAISE and call.error is not None and call.error[0] == 0:
         found = [lane.error for lane in lanes if lane.error[0]]
         if found:
             call.error.copy_(torch.from_numpy(min(found, key=lambda error: int(error[0]))))

@@ -85,11 +85,12 @@ def _staying(
     BLOCK: tl.constexpr,
     HAS_SCORES: tl.constexpr,
 ):
-    """One tile of a row read again: tokens, valid slots, and the slots that stay."""
-    value, token, valid, _ = read_slots(row, first, BLOCK)
+    """One tile of a row read again: tokens, and the slots that stay."""
+    tile = read_slots(row, first, BLOCK)
+    token, valid = tile[1], tile[2]
     candidate = candidates(token, valid, is_structural(token, structure, LISTED), structure_from)
     key = eviction_keys(token, candidate, first, policy, scores, row[2], BLOCK, HAS_SCORES)
-    return value, token, valid, stays(token, candidate, key, cut)
+    return token, stays(token, candidate, key, cut)
 
 
 @triton.jit
@@ -114,7 +115,7 @@ def _gaps(
         found += tokens_per_segment(token, staying, length, count, LISTED)
     else:
         for first in range(0, row[2], BLOCK):
-            _, also, _, more = _staying(row, first, structure, 0, cut, policy, scores, LISTED, BLOCK, HAS_SCORES)
+            also, more = _staying(row, first, structure, 0, cut, policy, scores, LISTED, BLOCK, HAS_SCORES)
             found += tokens_per_segment(also, more, length, count, LISTED)
     empty = empty_segments(found, structure[0], structure[1], length, count, LISTED)
     return last_tokens(empty, length, count, LISTED)
@@ -133,8 +134,8 @@ def _from_which_free(free, row, tile, structure, LISTED: tl.constexpr, BLOCK: tl
             known = _count(structural & (token >= middle))
         else:
             for first in range(0, row[2], BLOCK):
-                _, also, more, _ = read_slots(row, first, BLOCK)
-                known += _count(more & (also >= middle) & is_structural(also, structure, LISTED))
+                again = read_slots(row, first, BLOCK)
+                known += _count(again[2] & (again[1] >= middle) & is_structural(again[1], structure, LISTED))
         enough = structure_size(structure, length, middle, LISTED) - known >= free
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle - 1)
@@ -155,16 +156,14 @@ def _staying_from(
     HAS_SCORES: tl.constexpr,
 ):
     """How many learned tokens from ``low`` on stay; ``tile`` holds tokens and staying slots of a row of one tile."""
-    structure, structure_from, _, cut = plan
+    structure, structure_from, cut = plan[0], plan[1], plan[3]
     token, staying = tile
     count = tl.full((), 0, tl.int32)
     if ONE_TILE:
         count = _count(staying & (token >= low))
     else:
         for first in range(0, row[2], BLOCK):
-            _, also, _, more = _staying(
-                row, first, structure, structure_from, cut, policy, scores, LISTED, BLOCK, HAS_SCORES
-            )
+            also, more = _staying(row, first, structure, structure_from, cut, policy, scores, LISTED, BLOCK, HAS_SCORES)
             count += _count(more & (also >= low))
     return count
 
