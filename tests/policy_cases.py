@@ -8,24 +8,21 @@ from enum import Enum, auto
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
-from devices import device_of
+from devices import device_of, each_of, numba_form
 from torch import Tensor
 
+from kvplugin import topology
 from kvplugin.config import Mode, PolicyConfig
-from kvplugin.topology import PolicyParams, lower, new_counters, numba_ops, reference, torch_ops, triton_ops
+from kvplugin.topology import PolicyParams, lower, new_counters, reference, torch_ops, triton_ops
 from kvplugin.topology.call import LiftCall, PolicyCall
 from kvplugin.topology.counters import Counter
 
-IMPLEMENTATIONS = {
-    module.__name__.rpartition(".")[2]: module for module in (reference, torch_ops, numba_ops, triton_ops)
-}
-every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-every_cpu_form = pytest.mark.parametrize("implementation", [torch_ops, numba_ops], ids=["torch_ops", "numba_ops"])
-every_fast_implementation = pytest.mark.parametrize(
-    "implementation", list(IMPLEMENTATIONS.values())[1:], ids=list(IMPLEMENTATIONS)[1:]
-)
+CPU_FORMS = {"torch_ops": torch_ops, "numba_ops": numba_form(topology.__name__)}
+FAST = {**CPU_FORMS, "triton_ops": triton_ops}
+IMPLEMENTATIONS = {"reference": reference, **FAST}
+every_implementation, every_fast_implementation = each_of(IMPLEMENTATIONS), each_of(FAST)
+every_cpu_form = each_of(CPU_FORMS)
 
 GUARD = 77
 """Fills the memory around a view: an index that some rows could hold and a score, so a stray access shows."""

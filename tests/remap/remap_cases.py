@@ -6,28 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-import pytest
 import torch
-from devices import device_of
+from devices import device_of, each_of, numba_form
 from policy_cases import GUARD, Layout, lay_out
 from torch import Tensor
 
-from kvplugin.remap import (
-    ContextParallel,
-    Member,
-    PrefillWorkspace,
-    RemapCounter,
-    numba_ops,
-    reference,
-    torch_ops,
-    triton_ops,
-)
+from kvplugin import remap
+from kvplugin.remap import ContextParallel, Member, PrefillWorkspace, RemapCounter, reference, torch_ops, triton_ops
 from kvplugin.remap.call import NO_CONTEXT_PARALLEL, RemapCall
 
-FAST = {"torch_ops": torch_ops, "numba_ops": numba_ops, "triton_ops": triton_ops}
+FAST = {"torch_ops": torch_ops, "numba_ops": numba_form(remap.__name__), "triton_ops": triton_ops}
 IMPLEMENTATIONS = {"reference": reference, **FAST}
-every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-every_fast_implementation = pytest.mark.parametrize("implementation", FAST.values(), ids=FAST.keys())
+every_implementation, every_fast_implementation = each_of(IMPLEMENTATIONS), each_of(FAST)
 
 POISON = 2143289344
 """Fills outputs before a call: the bits of a NaN, which an unwritten slot of a real buffer may hold."""

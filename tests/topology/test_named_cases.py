@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 import torch
 from assertions import assert_output_contract
-from policy_cases import Case, every_implementation, one_row, run
+from policy_cases import CPU_FORMS, Case, every_implementation, one_row, run
 from strategies import NAN_LOGITS_INDEX
 
 from kvplugin.config import Mode, PolicyConfig
-from kvplugin.topology import Counter, lower, numba_ops, reference, torch_ops
+from kvplugin.topology import Counter, lower, reference
 
 MERGE = {"mode": Mode.SPARSE_MERGE, "max_structural_fraction": 0.5, "sink_tokens": 1, "local_tokens": 1}
 SINK_ONLY = MERGE | {"local_tokens": 0}
@@ -144,7 +144,7 @@ FAULTS = [
 def test_of_a_repeated_token_the_first_slot_counts() -> None:
     """Kernels do not look for repetitions; the other forms find them anyway."""
     case = one_row([9, 5, 7, 5, 9, 3], 12, **SINK_ONLY, eviction="input_order")
-    for implementation in (reference, torch_ops, numba_ops):
+    for implementation in (reference, *filter(None, CPU_FORMS.values())):
         outcome = run(implementation, case)
         assert outcome.selections() == [[0, 3, 5, 7, 9, 11]]
         assert {counter: outcome.total(counter) for counter in token_counts(4, 0, 1, 1)} == token_counts(4, 0, 1, 1)
