@@ -83,6 +83,10 @@ def kernels(
             "memory, instructions, bytes per row and launches per step, without a GPU",
             param_hint="--static",
         )
+    for each in arch:
+        if each not in ARCHITECTURES:
+            known = ", ".join(map(str, ARCHITECTURES))
+            raise typer.BadParameter(f"{each} is not known; use {known}", param_hint="--arch")
     report = bench_kernels.run_bench_kernels(arch)
     typer.echo(bench_kernels.render(report, json=as_json))
     if report.in_local_memory:

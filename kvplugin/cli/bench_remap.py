@@ -1,49 +1,50 @@
-"""``kvplugin bench remap``: one grouped call against a call per layer, beside a plain copy of what they write."""
+"""``kvplugin bench remap``: a grouped call against a call per layer, the fused form against its two parts, and a copy.
+
+The copy is a plain one of what the remap writes.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from importlib import import_module
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from kvplugin.cli.bench_policy import POLICIES, BenchPolicyRequest, Structure, shuffled_rows
+from kvplugin.cli.bench_remap_calls import FORMS, Batch, Contestant, Pool, contestants_of, healthy_batch
 from kvplugin.cli.bench_report import BenchReport, Fact
 from kvplugin.errors import ArgumentError, KvpluginError
+from kvplugin.fused import reference as fused_reference
+from kvplugin.fused.call import FusedCall
 from kvplugin.remap import Member, reference
-from kvplugin.remap.call import INT32_MAX, NO_CONTEXT_PARALLEL, RemapCall
+from kvplugin.remap.call import INT32_MAX
+from kvplugin.topology import lower
 
-FORMS = {"numba": "numba_ops", "torch": "torch_ops"}
-"""Module of each form; imported by the run alone, as the rest of the command must work without numba.
-
-In the order of their turns: torch's threads, which spin on for a while, come after numba's.
-"""
 COPY = "copy"
 COMPARED = (
     *((f"per_layer_{form}", f"grouped_{form}") for form in FORMS),
-    ("grouped_torch", "grouped_numba"),
+    ("separate_numba", "fused_numba"),
+    *((f"{call}_torch", f"{call}_numba") for call in ("grouped", "separate")),
     *((f"grouped_{form}", COPY) for form in FORMS),
 )
 
 LEAST_REPEATS = 7
 MOST_REQUESTS = 64
-
-Contestants = dict[str, Callable[[], object]]
+MOST_CHECKED_ROWS = 64
+"""Rows that are compared with the reference, which takes tens of milliseconds for each."""
 
 
 class RemapsDiffer(KvpluginError):
-    """A form's result is not the reference's, so its time means nothing."""
+    """Two forms' results are not the same, so their times mean nothing."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"kvplugin bench remap: {name} and reference differ; nothing was timed; report this")
+    def __init__(self, name: str, other: str) -> None:
+        self.name, self.other = name, other
+        super().__init__(f"kvplugin bench remap: {name} and {other} differ; nothing was timed; report this")
 
-    def __reduce__(self) -> tuple[type[RemapsDiffer], tuple[str]]:
-        return RemapsDiffer, (self.name,)
+    def __reduce__(self) -> tuple[type[RemapsDiffer], tuple[str, str]]:
+        return RemapsDiffer, (self.name, self.other)
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,18 @@ class BenchRemapRequest:
             value, least = getattr(self, option), LEAST_REPEATS if option == "repeats" else 1
             if value < least:
                 raise ArgumentError(_option(option), f"got {value}", f"must be at least {least}")
-        if self.num_blocks * self.block_size * self.layers > INT32_MAX:
+        num_blocks = self.pool.num_blocks
+        if num_blocks * self.block_size * self.layers > INT32_MAX:
             raise ArgumentError(
-                _option("length"), f"{self.num_blocks} blocks of {self.layers} layers", "their rows must fit int32"
+                _option("length"), f"{num_blocks} blocks of {self.layers} layers", "their rows must fit int32"
             )
 
     @property
-    def requests(self) -> int:
-        """Requests among the rows."""
-        return min(self.rows, MOST_REQUESTS)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks in the pool, all of them in use."""
-        return self.requests * -(-self.length // self.block_size)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The layers, side by side in one pool."""
-        stride_rows = self.layers * self.block_size
-        return tuple(Member(stride_rows, layer * self.block_size) for layer in range(self.layers))
+    def pool(self) -> Pool:
+        """The pool of the requests among the rows; the layers lie side by side in it."""
+        requests, stride_rows = min(self.rows, MOST_REQUESTS), self.layers * self.block_size
+        members = tuple(Member(stride_rows, layer * self.block_size) for layer in range(self.layers))
+        return Pool(requests, requests * -(-self.length // self.block_size), self.block_size, members)
 
 
 def _option(name: str) -> str:
@@ -96,85 +89,75 @@ def run_bench_remap(request: BenchRemapRequest) -> BenchReport:
     """Check that all forms agree with the reference, then time them by turns.
 
     Raises:
+        ArgumentError: the policy's structure does not fit the width.
         RemapsDiffer: a result is not the reference's.
     """
-    call = learned_rows(request)
-    contestants = _remap_contestants(call)
-    _check_results(call, contestants)
-    copy = torch.empty_like(call.physical)
-    contestants[COPY] = lambda: copy.copy_(call.physical)
+    batch = learned_batch(request)
+    contestants = dict(contestants_of(batch.call))
+    _check_results(batch, contestants)
+    physical = batch.call.remap.physical
+    copy = torch.empty_like(physical)
+    contestants[COPY] = Contestant(lambda: copy.copy_(physical))
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(request.repeats):
         for name, contestant in contestants.items():
-            _read(call.topk)
+            batch.prepare(contestant)
             start = time.perf_counter()
-            contestant()
+            contestant.run()
             seconds[name].append(time.perf_counter() - start)
     return BenchReport.of("remap, one index group", seconds, COMPARED, _shape(request))
 
 
-def learned_rows(request: BenchRemapRequest) -> RemapCall:
-    """A healthy batch as an indexer's top-k leaves it, its pages in no order, and a call of the whole group."""
-    generator = torch.Generator().manual_seed(0)
-    learned = min(request.width, request.length)
-    topk = torch.full((request.rows, request.width), -1, dtype=torch.int32)
-    for row in topk:
-        row[:learned] = torch.randperm(request.length, generator=generator)[:learned]
-    pages = torch.randperm(request.num_blocks, generator=generator).int()
-    return RemapCall(
-        topk=topk,
-        request_of_row=torch.arange(request.rows, dtype=torch.int32) % request.requests,
-        block_table=pages.reshape(request.requests, -1),
-        members=torch.tensor(request.members),
-        block_size=request.block_size,
-        num_blocks=request.num_blocks,
-        compact=False,
-        context_parallel=NO_CONTEXT_PARALLEL,
-        workspace=None,
-        physical=torch.empty(request.layers, *topk.shape, dtype=torch.int32),
-        valid=None,
-        counters=None,
-    )
+def learned_batch(request: BenchRemapRequest) -> Batch:
+    """A healthy batch under the policy that an operator gets who sets nothing but the mode."""
+    params = lower(POLICIES[Structure.DEFAULT], request.width)
+    learned, scores = shuffled_rows(BenchPolicyRequest(request.rows, request.width, request.length))
+    return healthy_batch(learned, scores, params, request.pool)
 
 
-def _remap_contestants(call: RemapCall) -> Contestants:
-    """The group in one call and in a call per layer, in each form. All write to ``call.physical``."""
-    alone = [
-        call._replace(members=call.members[layer : layer + 1], physical=call.physical[layer : layer + 1])
-        for layer in range(len(call.members))
-    ]
-    contestants: Contestants = {}
-    for form, module in FORMS.items():
-        implementation = import_module(f"kvplugin.remap.{module}")
-        contestants[f"per_layer_{form}"] = partial(_run_all, implementation, alone)
-        contestants[f"grouped_{form}"] = partial(_run_all, implementation, [call])
-    return contestants
-
-
-def _run_all(implementation: ModuleType, calls: Sequence[RemapCall]) -> None:
-    for call in calls:
-        implementation.remap_into(call)
-
-
-def _read(topk: Tensor) -> None:
-    """Read the rows: an indexer's top-k leaves them in the caches.
-
-    On this thread alone, through numpy: OpenMP threads go on spinning for milliseconds after a torch operator, and
-    would take a core from the contestant.
-    """
-    topk.numpy().max()
-
-
-def _check_results(call: RemapCall, contestants: Contestants) -> None:
-    expected = call._replace(physical=torch.empty_like(call.physical))
-    reference.remap_into(expected)
+def _check_results(batch: Batch, contestants: Mapping[str, Contestant]) -> None:
+    """Compare some rows with the reference, and all rows of all forms that do the same with each other."""
+    first: dict[bool, tuple[str, Tensor]] = {}
+    expected = {has_policy: _reference_rows(batch, has_policy) for has_policy in (False, True)}
+    physical = batch.call.remap.physical
     for name, contestant in contestants.items():
-        call.physical.fill_(-2)
-        contestant()
-        if not torch.equal(call.physical, expected.physical):
-            raise RemapsDiffer(name)
+        batch.prepare(contestant)
+        physical.fill_(-2)
+        contestant.run()
+        # Rows that a policy rewrote are sets.
+        found = physical.sort().values if contestant.has_policy else physical.clone()
+        if not torch.equal(found[:, _checked(batch)], expected[contestant.has_policy]):
+            raise RemapsDiffer(name, "reference")
+        other, all_rows = first.setdefault(contestant.has_policy, (name, found))
+        if not torch.equal(found, all_rows):
+            raise RemapsDiffer(name, other)
+
+
+def _checked(batch: Batch) -> slice:
+    """Rows to compare with the reference, evenly spread over the call."""
+    return slice(None, None, -(-len(batch.learned) // MOST_CHECKED_ROWS))
+
+
+def _reference_rows(batch: Batch, has_policy: bool) -> Tensor:
+    """Physical rows int32 ``[G, C, K]`` of the checked rows; in ascending order where the policy rewrote them."""
+    rows = _checked(batch)
+    policy, remap = batch.call
+    topk = batch.learned[rows].clone()
+    physical = remap.physical[:, rows].clone()
+    remap = remap._replace(topk=topk, request_of_row=remap.request_of_row[rows], physical=physical)
+    if not has_policy:
+        reference.remap_into(remap)
+        return physical
+    policy = policy._replace(
+        topk=topk,
+        row_lengths=policy.row_lengths[rows],
+        scores=batch.scores[rows],
+        counters=torch.zeros_like(policy.counters),
+    )
+    fused_reference.fused_into(FusedCall(policy, remap))
+    return physical.sort().values
 
 
 def _shape(request: BenchRemapRequest) -> dict[str, Fact]:
     written = 4 * request.layers * request.rows * request.width
-    return {**vars(request), "requests": request.requests, "written_mib": round(written / 2**20, 3)}
+    return {**vars(request), "requests": request.pool.requests, "written_mib": round(written / 2**20, 3)}

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from kvplugin import __version__
-from kvplugin.cli import bench, doctor, replay
+from kvplugin.cli import bench, capture, doctor, replay
 from kvplugin.errors import KvpluginError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     help="Check and measure kvplugin, and replay decode steps, for models with DeepSeek sparse attention.",
 )
 app.command("doctor")(doctor.doctor)
+app.command("capture")(capture.capture)
 app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 

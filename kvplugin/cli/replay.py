@@ -62,6 +62,8 @@ def replay(
     if selftest:
         raise typer.Exit(_selftest(as_json))
     assert capture is not None
+    if html is not None and html.resolve().is_relative_to(capture.resolve()):
+        raise typer.BadParameter("is inside the capture; name a file elsewhere", param_hint="--html")
     try:
         report = run_replay(ReplayRequest(capture, strict, split_size))
         page = render_html(report) if html else ""

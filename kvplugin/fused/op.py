@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
@@ -18,12 +19,18 @@ from kvplugin.remap.call import Member
 from kvplugin.topology import op as topology_op
 from kvplugin.topology.op import Policies
 
+logger = logging.getLogger(__name__)
+
 
 @cache
 def implementation_for(device_type: str) -> ModuleType:
-    """The module that serves a device: one launch on GPUs; elsewhere the two parts in their fastest forms."""
-    if device_type == "cuda" and topology_op.implementation_for("cuda").__name__.endswith("triton_ops"):
-        return import_module("kvplugin.fused.triton_ops")
+    """The module that serves a device: one launch on GPUs, one pass per row on the CPU; elsewhere the two parts."""
+    fastest = {"cpu": "numba", "cuda": "triton"}.get(device_type)
+    if fastest is not None:
+        try:
+            return import_module(f"kvplugin.fused.{fastest}_ops")
+        except ImportError as error:
+            logger.warning("kvplugin: %s cannot be used (%s); policy and remap run one by one", fastest, error)
     return import_module("kvplugin.fused.separate")
 
 
@@ -85,6 +92,7 @@ def apply_and_remap(
         score_start=score_start,
         witness_scores=witness_scores,
         counters=policy_counters,
+        counters_name="policy_counters",
         error=error,
     )
     remap = remap_op.checked_call(
@@ -99,6 +107,7 @@ def apply_and_remap(
         out=out,
         valid_out=valid_out,
         counters=remap_counters,
+        counters_name="remap_counters",
     )
     torch.ops.kvplugin.policy_and_remap(*policy, *remap_op.operator_arguments(remap)[1:])
     return remap_op.Remapped(remap.physical, remap.valid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from kvplugin.remap.call import Member
@@ -37,6 +38,7 @@ class _Identity(NamedTuple):
     """A tensor as far as it is compared. Its contents are not: within a step, nobody writes to inputs of the remap."""
 
     address: int
+    dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -59,4 +61,4 @@ class SharedInputs(NamedTuple):
 
 
 def _identity(tensor: Tensor) -> _Identity:
-    return _Identity(tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+    return _Identity(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())

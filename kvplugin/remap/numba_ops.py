@@ -1,65 +1,64 @@
-"""The remap on the CPU: one pass per row, each table entry read once for all members, rows on several threads.
-
-A row is first resolved to (page, position within the page), then written once per member. A row of healthy and unused
-slots, as nearly all are, is resolved by a loop without branches; any other row slot by slot, which also counts.
-"""
+"""The remap on the CPU: one pass per row, each table entry read once for all members, rows on several threads."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvplugin.remap import counters as counters_module
-from kvplugin.remap.call import INT32_MAX, ContextParallel, RemapCall
+from kvplugin.remap.call import ContextParallel, RemapCall
 from kvplugin.remap.counters import RemapCounter
-from kvplugin.topology.numba_args import IntArray, Matrix, matrix, record_dtype
-from kvplugin.topology.numba_jit import entry, fetch_add, inlined, kernel, source_stamp
-from kvplugin.topology.numba_read import row_values
+from kvplugin.remap.numba_rows import Cube, Plan, RemapBatch, remap_rows
+from kvplugin.topology.numba_args import matrix, record_dtype
 from kvplugin.topology.numba_threads import CREW, thread_count
 
-_ROWS_AT_ONCE = 4  # few enough that threads finish together, many enough that they rarely meet at the cursor
-_NOTHING = -1  # a slot without a row and without a fault; a fault is the negative number -2 - reason
 _NO_ROWS, _NO_COUNTERS = np.empty(0, np.int32), np.empty((0, len(RemapCounter)), np.int64)
+_PLAN = record_dtype(Plan)
 
 
-class _Plan(NamedTuple):
-    """The call's plain numbers, as the fields of a record.
-
-    Attributes:
-        shift: log2 of ``block_size``, or -1 where that is no power of two or context parallel deals tokens out.
-    """
-
-    width: int
-    requests: int
-    blocks: int
-    block_size: int
-    shift: int
-    num_blocks: int
-    size: int
-    rank: int
-    interleave: int
-    rank_stride: int
-    compact: bool
-    has_workspace: bool
+def remap_into(call: RemapCall) -> None:
+    """Fill ``physical`` and ``valid``, add to ``counters``; see :func:`kvplugin.remap.op.remap_grouped`."""
+    batch = batch_of(call)
+    CREW.run([partial(remap_rows, tuple(batch))] * thread_count(*call.topk.shape))
+    hand_over(call, batch)
 
 
-class _Cube(NamedTuple):
-    """A three-dimensional tensor of any layout, as a flat array with strides."""
+def batch_of(call: RemapCall) -> RemapBatch:
+    """The call as kernels receive it."""
+    (rows, width), workspace = call.topk.shape, call.workspace
+    plan = _plan(
+        width,
+        tuple(call.block_table.shape),
+        call.block_size,
+        call.num_blocks,
+        call.context_parallel,
+        0 if workspace is None else workspace.rank_stride,
+        call.compact,
+        workspace is not None,
+    )
+    return RemapBatch(
+        np.zeros(1, np.int64),
+        plan,
+        matrix(call.topk),
+        np.ascontiguousarray(call.request_of_row.numpy(), np.int64),
+        matrix(call.block_table),
+        call.members.numpy(),
+        _NO_ROWS if workspace is None else np.ascontiguousarray(workspace.request_of_row.numpy()),
+        _NO_ROWS if workspace is None else np.ascontiguousarray(workspace.starts.numpy()),
+        _cube(call.physical),
+        np.empty(rows, np.int32),
+        _NO_COUNTERS if call.counters is None else np.zeros(call.counters.shape, np.int64),
+    )
 
-    data: NDArray[np.int32]
-    member_stride: int
-    row_stride: int
-    slot_stride: int
 
-
-_PLAN = record_dtype(_Plan)
+def hand_over(call: RemapCall, batch: RemapBatch) -> None:
+    """Fill ``call.valid`` and add to ``call.counters`` what the kernels left in the batch."""
+    if call.valid is not None:
+        call.valid.numpy()[...] = batch.valid
+    if call.counters is not None and batch.counts.any():
+        call.counters.numpy()[...] += batch.counts
 
 
 @lru_cache(maxsize=256)
@@ -75,240 +74,13 @@ def _plan(
 ) -> NDArray[np.void]:
     plain = block_size & (block_size - 1) == 0 and context_parallel.size == 1
     shift = block_size.bit_length() - 1 if plain else -1
-    plan = _Plan(
+    plan = Plan(
         width, *table_shape, block_size, shift, num_blocks, *context_parallel, rank_stride, compact, has_workspace
     )
     return np.array([plan], _PLAN)
 
 
-def _cube(tensor: Tensor) -> _Cube:
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return _Cube(tensor.as_strided((span,), (1,)).numpy(), *tensor.stride())
-
-
-def remap_into(call: RemapCall) -> None:
-    """Fill ``physical`` and ``valid``, add to ``counters``; see :func:`kvplugin.remap.op.remap_grouped`."""
-    (rows, width), workspace = call.topk.shape, call.workspace
-    plan = _plan(
-        width,
-        tuple(call.block_table.shape),
-        call.block_size,
-        call.num_blocks,
-        call.context_parallel,
-        0 if workspace is None else workspace.rank_stride,
-        call.compact,
-        workspace is not None,
-    )
-    arguments = (
-        np.zeros(1, np.int64),
-        plan,
-        matrix(call.topk),
-        np.ascontiguousarray(call.request_of_row.numpy(), np.int64),
-        matrix(call.block_table),
-        call.members.numpy(),
-        _NO_ROWS if workspace is None else np.ascontiguousarray(workspace.request_of_row.numpy()),
-        _NO_ROWS if workspace is None else np.ascontiguousarray(workspace.starts.numpy()),
-        _cube(call.physical),
-        valid := np.empty(rows, np.int32),
-        counts := _NO_COUNTERS if call.counters is None else np.zeros(call.counters.shape, np.int64),
-    )
-    CREW.run([partial(_remap_rows, *arguments)] * thread_count(rows, width))
-    if call.valid is not None:
-        call.valid.numpy()[...] = valid
-    if call.counters is not None and counts.any():
-        call.counters.numpy()[...] += counts
-
-
-@inlined
-def _deal(token: np.int64, plan: _Plan) -> tuple[np.int64 | int, np.int64]:
-    """The rank that holds a token, and the token's number among those of that rank."""
-    if plan.size == 1:
-        return 0, token
-    group = token // plan.interleave
-    return group % plan.size, group // plan.size * plan.interleave + token % plan.interleave
-
-
-@inlined
-def _fits(page: np.integer[Any] | int, within: np.integer[Any] | int, members: NDArray[np.int64]) -> bool:
-    for g in range(members.shape[0]):  # noqa: SIM110 - numba compiles no generator of this kind
-        if page * members[g, 0] + members[g, 1] + within > INT32_MAX:
-            return False
-    return True
-
-
-@kernel
-def _resolve(
-    token: np.int64,
-    request: np.int64,
-    prefill: np.int64,
-    plan: _Plan,
-    table: Matrix,
-    members: NDArray[np.int64],
-    starts: NDArray[np.int32],
-) -> tuple[np.int64 | int, np.int64 | int]:
-    """Page and position within it of one slot; of a prefill row, its workspace row as the page. Or a fault, 0."""
-    if token < 0:
-        return _NOTHING if token == -1 else -2 - RemapCounter.INVALID_TOKEN.value, 0
-    owner, local = _deal(token, plan)
-    if prefill < 0 and owner != plan.rank:
-        return _NOTHING, 0
-    known = prefill < starts.size if prefill >= 0 else 0 <= request < plan.requests
-    if not known:
-        return -2 - RemapCounter.INVALID_REQUEST.value, 0
-    block, within = local // plan.block_size, local % plan.block_size
-    if block >= plan.blocks:
-        return -2 - RemapCounter.INVALID_BLOCK.value, 0
-    if prefill >= 0:
-        row = owner * plan.rank_stride + starts[prefill] + local
-        return row if 0 <= row <= INT32_MAX else -2 - RemapCounter.OVERFLOW.value, 0
-    page = np.int64(table.data[np.uintp(request * table.row_stride + block * table.column_stride)])
-    if page < 0 or page >= plan.num_blocks:
-        return -2 - RemapCounter.INVALID_PAGE.value, 0
-    return page if _fits(page, within, members) else -2 - RemapCounter.OVERFLOW.value, within
-
-
-@kernel
-def _resolve_clean(
-    values: IntArray,
-    request_at: int,
-    plan: _Plan,
-    table: Matrix,
-    members: NDArray[np.int64],
-    pages: NDArray[np.int32],
-    within: NDArray[np.int32],
-) -> np.int64:
-    """Resolve a row whose slots are all healthy or unused and return how many are healthy; -1 for any other row.
-
-    The loops are free of branches, and narrow, so that the compiler can vectorise what it may: all but the one that
-    reads the table.
-    """
-    kind = values.dtype.type
-    shift, mask, blocks = kind(plan.shift), kind(plan.block_size - 1), kind(min(plan.blocks, INT32_MAX))
-    num_blocks = np.int32(plan.num_blocks)
-    unused = np.int32(0)
-    for j in range(values.size):
-        block = kind(values[j] >> shift)
-        pages[j] = np.int32(block) if (values[j] >= 0) & (block < blocks) else np.int32(_NOTHING)
-        within[j] = np.int32(values[j] & mask)
-        unused = np.int32(unused + np.int32(values[j] == -1))
-    for j in range(values.size):
-        page = table.data[np.uintp(request_at + max(pages[j], np.int32(0)) * table.column_stride)]
-        pages[j] = np.int32(min(max(page, -1), INT32_MAX)) if pages[j] >= 0 else np.int32(_NOTHING)
-    found, highest = np.int32(0), np.int32(0)
-    for j in range(values.size):
-        found = np.int32(found + np.int32((pages[j] >= 0) & (pages[j] < num_blocks)))
-        highest = max(highest, pages[j])
-    clean = found + unused == values.size and _fits(highest, mask, members)
-    return np.int64(found if clean else -1)
-
-
-@inlined
-def _resolve_each(
-    row: int,
-    request: np.int64,
-    prefill: np.int64,
-    plan: _Plan,
-    topk: Matrix,
-    table: Matrix,
-    members: NDArray[np.int64],
-    starts: NDArray[np.int32],
-    pages: NDArray[np.int32],
-    within: NDArray[np.int32],
-    counts: NDArray[np.int64],
-) -> np.int64:
-    """Resolve any row, count its faults, and return how many slots are healthy."""
-    found = np.int64(0)
-    for j in range(plan.width):
-        token = np.int64(topk.data[np.uintp(row * topk.row_stride + j * topk.column_stride)])
-        page, position = _resolve(token, request, prefill, plan, table, members, starts)
-        if page < _NOTHING:
-            if counts.shape[0] > 0:
-                fetch_add(counts[row % counts.shape[0], -2 - page :], 1)
-            page = _NOTHING
-        pages[j], within[j] = page, position
-        found += page >= 0
-    return found
-
-
-@inlined
-def _compact(pages: NDArray[np.int32], within: NDArray[np.int32]) -> None:
-    count = 0
-    for j in range(pages.size):
-        if pages[j] >= 0:
-            pages[count], within[count] = pages[j], within[j]
-            count += 1
-    pages[count:] = _NOTHING
-
-
-@inlined
-def _write(
-    physical: _Cube,
-    at: int,
-    pages: NDArray[np.int32],
-    within: NDArray[np.int32],
-    stride_rows: np.int32,
-    row_offset: np.int32,
-) -> None:
-    """Write one member's row. What is not -1 is known to fit, so the arithmetic stays in 32 bits."""
-    for j in range(pages.size):
-        row = np.int32(pages[j] * stride_rows + row_offset + within[j])
-        physical.data[np.uintp(at + j * physical.slot_stride)] = row if pages[j] >= 0 else -1
-
-
-def _entry(stamp: int) -> Callable[..., int]:
-    """Compile the kernel that Python calls. It returns the stamp, which thereby belongs to its cache key."""
-
-    @entry
-    def remap_rows(
-        cursor: NDArray[np.int64],
-        plans: NDArray[np.void],
-        topk: Matrix,
-        requests: NDArray[np.int64],
-        table: Matrix,
-        members: NDArray[np.int64],
-        prefills: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        physical: _Cube,
-        valid: NDArray[np.int32],
-        counts: NDArray[np.int64],
-    ) -> int:
-        plan = plans[0]
-        pages, within = np.empty(plan.width, np.int32), np.empty(plan.width, np.int32)
-        spare = np.empty(plan.width, topk.data.dtype)
-        first = fetch_add(cursor, _ROWS_AT_ONCE)
-        while first < requests.size:
-            for row in range(first, min(first + _ROWS_AT_ONCE, requests.size)):
-                request, prefill, found = requests[row], np.int64(-1), np.int64(-1)
-                if plan.has_workspace:
-                    prefill = np.int64(prefills[row])
-                # One block at least, so that slots without a token may read the first.
-                if plan.shift >= 0 and prefill < 0 and 0 <= request < plan.requests and plan.blocks > 0:
-                    found = _resolve_clean(
-                        row_values(topk, row, plan.width, spare),
-                        request * table.row_stride,
-                        plan,
-                        table,
-                        members,
-                        pages,
-                        within,
-                    )
-                if found < 0:
-                    found = _resolve_each(
-                        row, request, prefill, plan, topk, table, members, starts, pages, within, counts
-                    )
-                valid[row] = found
-                if plan.compact and found < plan.width:
-                    _compact(pages, within)
-                for g in range(members.shape[0]):
-                    at = g * physical.member_stride + row * physical.row_stride
-                    stride_rows, row_offset = members[g, 0], members[g, 1]
-                    if prefill >= 0:
-                        stride_rows, row_offset = 1, 0
-                    _write(physical, at, pages, within, np.int32(stride_rows), np.int32(row_offset))
-            first = fetch_add(cursor, _ROWS_AT_ONCE)
-        return stamp
-
-    return remap_rows
-
-
-_remap_rows = _entry(zlib.crc32(Path(counters_module.__file__).read_bytes(), source_stamp()))
+def _cube(tensor: Tensor) -> Cube:
+    (members, rows, slots), (member_stride, row_stride, slot_stride) = tensor.shape, tensor.stride()
+    span = 1 + (members - 1) * member_stride + (rows - 1) * row_stride + (slots - 1) * slot_stride
+    return Cube(tensor.as_strided((span,), (1,)).numpy(), member_stride, row_stride, slot_stride)

@@ -135,6 +135,7 @@ def checked_call(
     out: Tensor | None = None,
     valid_out: Tensor | None = None,
     counters: Tensor | None = None,
+    counters_name: str = "counters",
 ) -> RemapCall:
     """The arguments of :func:`remap_grouped`, with the outputs it was not given and counters of either shape.
 
@@ -148,11 +149,12 @@ def checked_call(
     check_tensor(where, "block_table", block_table, ("R", "M"), INDEX_DTYPES, device)
     _check_number(where, "block_size", block_size, 1)
     _check_number(where, "num_blocks", num_blocks, 0)
+    members = tuple(members)
     for g, member in enumerate(members):
         _check_number(where, f"members[{g}].stride_rows", member.stride_rows, block_size)
         _check_number(where, f"members[{g}].row_offset", member.row_offset, 0)
     # A fake tensor's table is fake as well, and must not be kept.
-    placed = (place_members if type(topk) is Tensor else _member_table)(tuple(members), device)
+    placed = (place_members if type(topk) is Tensor else _member_table)(members, device)
     if context_parallel is None:
         context_parallel = NO_CONTEXT_PARALLEL
     else:
@@ -173,9 +175,9 @@ def checked_call(
         valid_out = torch.empty(rows, dtype=torch.int32, device=device)
     if counters is not None:
         shape = (COLUMNS,) if counters.dim() == 1 else ("S", COLUMNS)
-        check_tensor(where, "counters", counters, shape, (torch.int64,), device)
+        check_tensor(where, counters_name, counters, shape, (torch.int64,), device)
         if counters.shape[0] == 0:
-            raise ArgumentError(f"{where}.counters", "got 0 stripes", "a call adds to at least one")
+            raise ArgumentError(f"{where}.{counters_name}", "got 0 stripes", "a call adds to at least one")
     return RemapCall(
         topk,
         request_of_row,

@@ -60,7 +60,9 @@ def measure(
     difference = (a - b).abs().masked_fill(found == expected, 0.0)
     counted = torch.ones_like(same) if active is None else active.expand_as(same)
     unmatched = counted & ~torch.isfinite(difference)
-    limit = torch.as_tensor(tolerance, dtype=torch.float64, device=a.device).expand_as(a).clamp_min(floor)
+    # Values so extreme that they leave no tolerance are judged without one.
+    tolerance = torch.as_tensor(tolerance, dtype=torch.float64, device=a.device).nan_to_num(nan=0.0)
+    limit = tolerance.expand_as(a).clamp_min(floor)
     over = counted & ~same if bitwise else unmatched | (counted & (difference > limit))
     finite = difference[counted & ~unmatched]
     worst = _worst(difference, torch.zeros_like(limit) if bitwise else limit, counted)

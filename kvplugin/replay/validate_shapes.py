@@ -9,6 +9,9 @@ from kvplugin.replay.pages import FP8_TOKEN_BYTES, KVPool, PageFormat
 from kvplugin.replay.refuse import FLOAT_DTYPES, INDEX_DTYPES, check_count, check_positive, check_tensor, refuse
 from kvplugin.replay.rope import RopeState
 
+LARGEST_SCALE = 1e12
+"""Far beyond any head size, and its square and its inverse still fit float32."""
+
 
 def check_pool(pool: KVPool) -> None:
     """Rank, dtype and sizes of the pages."""
@@ -53,6 +56,8 @@ def check_queries(inputs: ReplayInputs) -> None:
     if inputs.out_dtype is not None and inputs.out_dtype not in FLOAT_DTYPES:
         refuse("out_dtype", f"got {inputs.out_dtype}", "must be torch.float32, torch.bfloat16 or torch.float16")
     check_positive("scale", inputs.scale)
+    if not 1 / LARGEST_SCALE <= inputs.scale <= LARGEST_SCALE:
+        refuse("scale", f"got {inputs.scale!r}", f"must be in [{1 / LARGEST_SCALE}, {LARGEST_SCALE}]")
 
 
 def check_rope(inputs: ReplayInputs) -> None:

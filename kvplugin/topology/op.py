@@ -140,9 +140,10 @@ def lift_structural_scores(
     if isinstance(config, PolicyConfig):
         for key, found, cure in before_topk_conflicts(config):
             raise ArgumentError(f"{where}.config", f"{key}: {found}", cure)
-    table = _table(where, config, width, device)
-    if table.listed_witnesses:
-        raise ArgumentError(f"{where}.config", "witnesses without a closed form", "use uniform witnesses in all arms")
+    table = _table(where, config, width, scores)
+    if not table.can_lift:
+        found = "a merge with another eviction than lowest_score, or with witnesses without a closed form"
+        raise ArgumentError(f"{where}.config", found, "use lowest_score and uniform witnesses in all arms")
     torch.ops.kvplugin.lift_structural_scores(
         scores, row_lengths, row_live, row_phase, row_arm, score_start, table.rows, table.enabled, width
     )
@@ -174,6 +175,7 @@ def checked_call(
     witness_scores: Tensor | None = None,
     counters: Tensor | None = None,
     error: Tensor | None = None,
+    counters_name: str = "counters",
 ) -> ArmsCall:
     """The arguments of :func:`apply_topology_policy` as those of its operator, with counters of any accepted shape.
 
@@ -187,11 +189,11 @@ def checked_call(
     rows, width = topk.shape
     if width == 0:
         raise ArgumentError(f"{where}.topk", "width 0", "a row needs at least one slot")
-    table = _table(where, config, width, device)
+    table = _table(where, config, width, topk)
     arms = len(table.rows)
     if counters is None:
         counters = new_counters(device) if arms == 1 else new_counters(device, arms)
-    _check_counters(where, counters, arms, device)
+    _check_counters(where, counters_name, counters, arms, device)
     _check_rows(where, rows, device, row_lengths, row_live, row_phase, row_arm, score_start)
     if offsets is not None:
         check_tensor(where, "offsets", offsets, (rows,), INDEX_DTYPES, device)
@@ -229,24 +231,27 @@ def operator_call(*arguments: Any) -> ArmsCall:
     return call._replace(counters=call.counters.view(shape))
 
 
-def _table(where: str, config: Policies, width: int, device: torch.device) -> PolicyTable:
+def _table(where: str, config: Policies, width: int, like: Tensor) -> PolicyTable:
+    """The table that holds the policy, on the device of the call's first tensor."""
+    device = like.device
     if isinstance(config, PolicyConfig):
         config = lower(config, width)
     if config.width != width:
         raise ArgumentError(f"{where}.config", f"lowered for width {config.width}, width is {width}", LOWER_AGAIN)
     if isinstance(config, PolicyParams):
-        return table_of(config, device)
+        # A fake tensor's table is fake as well, and must not be kept.
+        return table_of(config, device) if type(like) is Tensor else PolicyTable([config], device)
     if config.rows.device != device:
         raise ArgumentError(f"{where}.config", f"a table on {config.rows.device}", f"make it on {device}")
     return config
 
 
-def _check_counters(where: str, counters: Tensor, arms: int, device: torch.device) -> None:
+def _check_counters(where: str, name: str, counters: Tensor, arms: int, device: torch.device) -> None:
     leading: tuple[int | str, ...] = ((), (arms,), ("S", arms))[min(max(counters.dim() - 2, 0 if arms == 1 else 1), 2)]
-    check_tensor(where, "counters", counters, (*leading, len(PHASE_ROWS), len(Counter)), (torch.int64,), device)
+    check_tensor(where, name, counters, (*leading, len(PHASE_ROWS), len(Counter)), (torch.int64,), device)
     if not counters.is_contiguous() or counters.numel() == 0:
         found = f"strides {counters.stride()} of shape {tuple(counters.shape)}"
-        raise ArgumentError(f"{where}.counters", found, "give a contiguous buffer with at least one stripe")
+        raise ArgumentError(f"{where}.{name}", found, "give a contiguous buffer with at least one stripe")
 
 
 def _check_companions(

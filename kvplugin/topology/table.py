@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from kvplugin.config import Mode, Witness
+from kvplugin.config import Eviction, Mode, Witness
 from kvplugin.errors import ArgumentError
 from kvplugin.topology.params import PolicyParams
 
@@ -53,9 +53,10 @@ class PolicyTable:
             raise ArgumentError(f"{where}.capacity", found, f"use 1 to {MOST_ARMS}, and no fewer than there are arms")
         self.width = arms[0].width
         self.listed_witnesses = max(map(_listed, arms)) if listed_witnesses is None else listed_witnesses
-        off = [0] * len(FIELDS)
-        self.rows = torch.tensor([off] * capacity, dtype=torch.int64, device=device)
-        self.enabled = torch.ones(1, dtype=torch.int32, device=device)
+        self._arms: dict[int, PolicyParams] = {}
+        with torch.inference_mode(False):  # tensors made in it could not be changed outside of it
+            self.rows = torch.zeros(capacity, len(FIELDS), dtype=torch.int64, device=device)
+            self.enabled = torch.ones(1, dtype=torch.int32, device=device)
         for arm, params in enumerate(arms):
             self.set_arm(arm, params)
 
@@ -73,7 +74,14 @@ class PolicyTable:
         if _listed(params) > self.listed_witnesses:
             found = f"needs a list of {_listed(params)} witnesses, the table holds {self.listed_witnesses}"
             raise ArgumentError(f"{where}.params", found, "make the table with a larger listed_witnesses")
+        self._arms[arm] = params
         self.rows[arm] = torch.tensor(encode(params), dtype=torch.int64)
+
+    @property
+    def can_lift(self) -> bool:
+        """True where a lift expresses what every arm that merges would select."""
+        merging = [params for params in self._arms.values() if params.mode.merges]
+        return all(p.eviction is Eviction.LOWEST_SCORE and p.witness is Witness.UNIFORM for p in merging)
 
     def switch(self, *, on: bool) -> None:
         """Switch all arms on or off."""

@@ -130,7 +130,7 @@ def _store_row(
     pointer, stride, width = row[0], row[1], row[2]
     if ONE_TILE:
         new, changes = renewed_slots(tile, 0, 0, row, plan, LISTED, BLOCK)
-        tl.store(pointer + tl.arange(0, BLOCK) * stride, new, mask=changes)
+        tl.store(pointer + tl.arange(0, BLOCK).to(tl.int64) * stride, new, mask=changes)
     else:
         # From the last tile to the first: what tells repeated tokens apart stands in earlier slots.
         taken = width - staying
@@ -139,7 +139,7 @@ def _store_row(
             again = read_tile(row, first, plan, policy, scores, LISTED, BLOCK, HAS_SCORES)
             taken -= changing_slots(again, first, row, plan, BLOCK)
             new, changes = renewed_slots(again, first, taken, row, plan, LISTED, BLOCK)
-            tl.store(pointer + (first + tl.arange(0, BLOCK)) * stride, new, mask=changes)
+            tl.store(pointer + (first + tl.arange(0, BLOCK)).to(tl.int64) * stride, new, mask=changes)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ from kvplugin.vllm.log import logger, warn_once
 from kvplugin.vllm.self_test import SelectRows, run_self_test
 from kvplugin.vllm.settings import engine_config
 
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from kvplugin.vllm.capture import GuardedRecorder, StepCapture
+
 _ENGINES: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
 """Owner: :func:`engine_state`. An entry keeps its configuration alive, so an id cannot be reused while it is here."""
 
@@ -41,10 +46,12 @@ class EngineState:
     Attributes:
         hook: the policy at the top-k stage, or None where nothing is to be computed.
         remap: the translation of selections into rows of the KV pool.
+        capture: the capture that waits for a step, or None.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         self.hook: PolicyHook | None = None
+        self.capture: StepCapture | None = None
         self._vllm_config = vllm_config
         self._attached = False
         self._config: KvpluginConfig | None = engine_config(vllm_config)
@@ -73,6 +80,10 @@ class EngineState:
             logger.warning("kvplugin: inactive: %s", state)
         if exports:
             self._export(state)
+
+    def recorder(self, common: CommonAttentionMetadata) -> GuardedRecorder | None:
+        """Who records the step of a batch that is being described; None unless a capture waits for this very step."""
+        return None if self.capture is None else self.capture.begin_step(common)
 
     def _activate(self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction) -> ActiveState:
         if self._config is None:

@@ -90,6 +90,12 @@ def test_refuses_to_time() -> None:
     assert "kernels are not timed, on no machine; give --static" in " ".join(found.output.replace("│", " ").split())
 
 
+def test_refuses_an_architecture_it_does_not_know() -> None:
+    found = CliRunner().invoke(app, ["bench", "kernels", "--static", "--arch", "12"], env={"COLUMNS": "200"})
+    assert found.exit_code == 2
+    assert "12 is not known; use 80, 90, 100" in found.output
+
+
 def test_launches_of_glm52() -> None:
     assert launches_of(GLM52) == (
         Launches("per layer", 21, 78),

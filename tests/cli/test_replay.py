@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,36 @@ def test_records_of_different_requests(tmp_path: Path) -> None:
     records = tuple(make_record(Shape(length=30 + row), seed=row, request=f"r{row}") for row in range(3))
     write_capture(Capture("engine", "model", records), tmp_path)
     assert run(tmp_path)[0] == 0
+
+
+def test_html_never_replaces_the_capture(good: Path) -> None:
+    before = (good / "manifest.json").read_bytes()
+    status, _, errors = run(good, "--html", good / "manifest.json")
+    assert status == 2
+    assert "is inside the capture; name a file elsewhere" in errors
+    assert (good / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("scale", [1e308, 5e-324])
+def test_a_scale_that_no_head_has(tmp_path: Path, scale: float) -> None:
+    capture = make_capture(Shape())
+    records = [replace(each, inputs=replace(each.inputs, scale=scale)) for each in capture.records]
+    write_capture(Capture(capture.engine, capture.model, records), tmp_path / "extreme")
+    status, output, errors = run(tmp_path / "extreme")
+    assert (status, output) == (2, "")
+    assert f"replay.scale: got {scale!r}; must be in [1e-12, 1000000000000.0]" in errors
+
+
+def test_a_query_that_leaves_no_tolerance_is_drift(tmp_path: Path) -> None:
+    capture = make_capture(Shape())
+    records = [replace(each, inputs=replace(each.inputs, q=each.inputs.q * 1e37)) for each in capture.records]
+    write_capture(Capture(capture.engine, capture.model, records), tmp_path / "extreme")
+    status, output, errors = run(tmp_path / "extreme")
+    assert (status, errors) == (1, "")
+    assert "drift at stage attention" in output
+
+
+def test_a_path_that_no_file_can_have(tmp_path: Path) -> None:
+    status, _, errors = run(tmp_path / ("x" * 5000))
+    assert status == 2
+    assert errors.count("\n") == 1

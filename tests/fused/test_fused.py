@@ -2,90 +2,38 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from devices import device_of
+from fused_cases import (
+    IMPLEMENTATIONS,
+    MEMBERS,
+    MERGE,
+    armed_call,
+    assert_same,
+    batch,
+    devices,
+    every_implementation,
+    fused_call,
+    pools,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_cases import Case, lay_out, to_device
+from policy_cases import Case
 from strategies import cases
-from torch import Tensor
 
 from kvplugin import fused
 from kvplugin.config import Mode, PolicyConfig
 from kvplugin.errors import ArgumentError
-from kvplugin.fused import apply_and_remap, reference, separate, triton_ops
-from kvplugin.fused.call import FusedCall
-from kvplugin.remap import Member, new_remap_counters, remap_grouped
-from kvplugin.remap.call import NO_CONTEXT_PARALLEL, RemapCall
-from kvplugin.topology import PolicyTable, apply_topology_policy, lower, new_counters
-from kvplugin.topology.call import ArmsCall
-
-IMPLEMENTATIONS = {module.__name__.rpartition(".")[2]: module for module in (separate, triton_ops)}
-every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS.keys())
-
-PAGE = 16
-NUM_BLOCKS = 40
-POISON = 2143289344
-
-
-@st.composite
-def pools(draw: st.DrawFn, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Requests of the rows, block table and members; with ids and pages that do not exist among them."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    requests = torch.tensor(draw(st.lists(st.sampled_from((0, 1, 1, -1, 2, POISON)), min_size=rows, max_size=rows)))
-    table = torch.randint(-1, NUM_BLOCKS + 2, (2, draw(st.sampled_from((1, 5, 13)))), generator=generator)
-    members = [(48, 16), (PAGE, 0), (2**26, 0)][: draw(st.integers(1, 3))]
-    return requests.int(), table.int(), torch.tensor(members, dtype=torch.int64).reshape(-1, 2)
-
-
-def fused_call(case: Case, pool: tuple[Tensor, Tensor, Tensor], device: torch.device) -> FusedCall:
-    table = PolicyTable([case.params], device)
-    given = {name: to_device(value, device) for name, value in vars(case).items() if name not in ("params", "layout")}
-    given["topk"] = lay_out(case.topk.to(device), case.layout)[0]
-    policy = ArmsCall(
-        **given,
-        row_arm=None,
-        policies=table.rows,
-        enabled=table.enabled,
-        listed_witnesses=table.listed_witnesses,
-        counters=new_counters(device, 1, 1),
-        error=torch.zeros(4, dtype=torch.int64, device=device),
-    )
-    requests, blocks, members = (part.to(device) for part in pool)
-    remap = RemapCall(
-        policy.topk,
-        requests,
-        blocks,
-        members,
-        PAGE,
-        NUM_BLOCKS,
-        False,
-        NO_CONTEXT_PARALLEL,
-        None,
-        torch.full((len(members), *case.topk.shape), POISON, dtype=torch.int32, device=device),
-        torch.full((len(case.topk),), POISON, dtype=torch.int32, device=device),
-        new_remap_counters(device, 2),
-    )
-    return FusedCall(policy, remap)
-
-
-def results(call: FusedCall) -> tuple[Tensor, ...]:
-    """Rows are sets, so slots are put in an order."""
-    ordered = call.policy.topk.cpu().sort(1).values, call.remap.physical.cpu().sort(2).values
-    return (
-        *ordered,
-        call.remap.valid.cpu(),
-        call.policy.counters.cpu(),
-        call.remap.counters.cpu(),
-        call.policy.error.cpu(),
-    )
-
-
-NAMES = ("selection", "physical rows", "valid counts", "policy counters", "remap counters", "error record")
+from kvplugin.fused import apply_and_remap, op, reference, separate
+from kvplugin.remap import new_remap_counters, remap_grouped
+from kvplugin.topology import Counter, PolicyTable, apply_topology_policy, lower, new_counters
 
 
 def test_every_implementation_is_listed() -> None:
@@ -100,19 +48,40 @@ def test_matches_reference(implementation: ModuleType, case: Case, data: st.Data
     expected, actual = fused_call(case, pool, torch.device("cpu")), fused_call(case, pool, device_of(implementation))
     reference.fused_into(expected)
     implementation.fused_into(actual)
-    for name, found, wanted in zip(NAMES, results(actual), results(expected), strict=True):
-        assert torch.equal(found, wanted), f"{name}: {found.tolist()}, expected {wanted.tolist()}"
+    assert_same(actual, expected)
 
 
-MERGE = lower(PolicyConfig(mode=Mode.SPARSE_MERGE, sink_tokens=1, local_tokens=2), 16)
-MEMBERS = (Member(64), Member(128, 64))
+ARMS = [
+    lower(PolicyConfig(mode=mode, sink_tokens=1, local_tokens=2), 16)
+    for mode in (Mode.SPARSE_MERGE, Mode.ONLY, Mode.DISABLED)
+]
 
 
-def batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(3, 200, generator=generator)
-    table = torch.randperm(12, generator=generator).reshape(3, 4).int()
-    return scores.topk(16).indices.int(), torch.full((3,), 200), torch.arange(3), table, scores
+@every_implementation
+@pytest.mark.parametrize("row_arm", [(0, 1, 2), (1, 3, -1), None], ids=["known", "unknown", "first"])
+def test_rows_of_several_arms(implementation: ModuleType, row_arm: tuple[int, ...] | None) -> None:
+    arm = None if row_arm is None else torch.tensor(row_arm, dtype=torch.int32)
+    expected, actual = (armed_call(PolicyTable(ARMS, device), arm, device) for device in devices(implementation))
+    reference.fused_into(expected)
+    implementation.fused_into(actual)
+    assert_same(actual, expected)
+
+
+@every_implementation
+@pytest.mark.parametrize("mode", [Mode.SPARSE_MERGE, Mode.DISABLED])
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+def test_rows_that_no_policy_touches_are_translated(implementation: ModuleType, mode: Mode, on: bool) -> None:
+    calls = []
+    for device in devices(implementation):
+        table = PolicyTable([lower(PolicyConfig(mode=mode, sink_tokens=1, local_tokens=2), 16)], device)
+        table.switch(on=on)
+        calls.append(armed_call(table, None, device))
+    expected, actual = calls
+    reference.fused_into(expected)
+    implementation.fused_into(actual)
+    assert_same(actual, expected)
+    assert bool(actual.policy.counters.any()) == (on and mode is not Mode.DISABLED)
+    assert actual.remap.valid.tolist() == [16, 16, 16]
 
 
 def test_equals_the_two_calls() -> None:
@@ -183,6 +152,14 @@ def test_opcheck() -> None:
             {"scores": None},
             "apply_and_remap.scores: None with eviction = lowest_score; give the indexer's scores, or another eviction",
         ),
+        (
+            {"policy_counters": torch.zeros(3, dtype=torch.int64)},
+            f"apply_and_remap.policy_counters: got int64 [3] on cpu; must be int64 [2, {len(Counter)}] on cpu",
+        ),
+        (
+            {"remap_counters": torch.zeros(3, dtype=torch.int64)},
+            "apply_and_remap.remap_counters: got int64 [3] on cpu; must be int64 [5] on cpu",
+        ),
         ({"block_size": 0}, "apply_and_remap.block_size: got 0; must be in [1, 2147483647]"),
         (
             {"request_of_row": torch.zeros(2, dtype=torch.int32)},
@@ -196,3 +173,24 @@ def test_refuses(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ArgumentError) as refusal:
         apply_and_remap(**(given | changes), config=MERGE)
     assert str(refusal.value) == message
+
+
+def test_falls_back_to_the_two_parts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def import_module(name: str) -> ModuleType:
+        if "numba" in name or "triton" in name:
+            raise ImportError("not here")
+        return separate
+
+    monkeypatch.setattr(op, "import_module", import_module)
+    with caplog.at_level(logging.WARNING, op.logger.name):
+        for device_type in ("cpu", "cuda", "xpu"):
+            assert op.implementation_for.__wrapped__(device_type) is separate
+    assert [record.getMessage() for record in caplog.records] == [
+        f"kvplugin: {name} cannot be used (not here); policy and remap run one by one" for name in ("numba", "triton")
+    ]
+
+
+def test_importing_the_package_loads_no_compiler() -> None:
+    code = "import sys, kvplugin.fused; print({'numba', 'triton', 'vllm'} & sys.modules.keys() or '')"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert finished.stdout.strip() == ""

@@ -193,7 +193,7 @@ def test_an_empty_call_runs_nothing(members: int, rows: int, width: int, monkeyp
 
 def test_equal_members_share_one_tensor() -> None:
     first = place_members((Member(64), Member(64, 7)), DEVICE)
-    assert place_members((Member(64, 0), Member(64, 7)), 64, DEVICE) is first
+    assert place_members((Member(64, 0), Member(64, 7)), DEVICE) is first
     assert first.tolist() == [[64, 0], [64, 7]]
 
 

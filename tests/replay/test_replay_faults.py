@@ -146,6 +146,16 @@ def test_cached_values_that_a_fresh_prefill_would_not_cache(tmp_path: Path) -> N
     assert findings(report) == ["values at position 17 and 1 more are not those of a fresh prefill"]
 
 
+def test_a_fresh_key_that_is_not_finite(tmp_path: Path) -> None:
+    record = make_record(GQA)
+    assert record.fresh is not None
+    keys = record.fresh.keys.clone()
+    keys[17, 1, 4] = torch.inf
+    report = report_of(tmp_path, replace(record, fresh=replace(record.fresh, keys=keys)))
+    assert stage(report, Stage.CACHE) is Status.DRIFT
+    assert findings(report)[0] == "keys at position 17 are not those of a fresh prefill"
+
+
 def test_a_lost_latent_dimension(tmp_path: Path) -> None:
     record = make_record(MLA)
     assert record.fresh is not None

@@ -141,7 +141,16 @@ def test_an_arm_changes_and_the_switch_works_under_the_same_addresses() -> None:
     assert (table.rows.data_ptr(), table.enabled.data_ptr()) == before
 
 
+def test_a_table_made_in_inference_mode_changes_outside_of_it() -> None:
+    with torch.inference_mode():
+        table = PolicyTable([lower(OFF, 4)])
+    table.set_arm(0, lower(MERGE, 4))
+    table.switch(on=False)
+    assert not table.enabled.any()
+
+
 COVERAGE = MERGE.model_copy(update={"witness": Witness.COVERAGE, "coverage_segments": 1, "local_tokens": 0})
+OLDEST = MERGE.model_copy(update={"eviction": Eviction.OLDEST})
 REFUSED = [
     (lambda: PolicyTable([]), "PolicyTable.arms: no arm; give at least one policy"),
     (
@@ -169,7 +178,13 @@ REFUSED = [
         lambda: lift_structural_scores(
             torch.zeros(1, 4), torch.tensor([4]), config=PolicyTable([lower(COVERAGE, 4)]), width=4
         ),
-        "lift_structural_scores.config: witnesses without a closed form; use uniform witnesses in all arms",
+        "lift_structural_scores.config: a merge with another eviction than lowest_score, or with witnesses without a "
+        "closed form; use lowest_score and uniform witnesses in all arms",
+    ),
+    (
+        lambda: lift_structural_scores(torch.zeros(1, 4), torch.tensor([4]), config=lower(OLDEST, 4), width=4),
+        "lift_structural_scores.config: a merge with another eviction than lowest_score, or with witnesses without a "
+        "closed form; use lowest_score and uniform witnesses in all arms",
     ),
     (
         lambda: apply_topology_policy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvplugin.config import Mode, PolicyConfig
 from kvplugin.topology import PolicyTable, apply_topology_policy, lift_structural_scores, lower, new_counters
@@ -42,6 +43,15 @@ def test_opcheck_lift(device: str) -> None:
     table = PolicyTable([MERGE], device)
     arguments = (scores, lengths, None, None, None, None, table.rows, table.enabled, 16)
     torch.library.opcheck(torch.ops.kvplugin.lift_structural_scores, arguments)
+
+
+def test_a_call_on_fake_tensors_leaves_nothing_behind() -> None:
+    params = MERGE._replace(block_size=32)  # seen by no other test
+    with FakeTensorMode():
+        fake = (torch.empty(3, 16, dtype=torch.int32), torch.empty(3, dtype=torch.int64))
+        apply_topology_policy(*fake, config=params, scores=torch.empty(3, 40))
+    topk, lengths, scores = rows_and_scores("cpu")
+    assert apply_topology_policy(topk, lengths, config=params, scores=scores).any()
 
 
 @pytest.mark.parametrize("device", DEVICES)

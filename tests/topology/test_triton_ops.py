@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from assertions import assert_output_contract, assert_rows_equal
+from devices import device_of
 from policy_cases import Case, run
 
 from kvplugin.config import Eviction, MismatchAction, Mode, PolicyConfig, Witness
@@ -58,6 +59,19 @@ def test_a_row_of_several_tiles(name: str, bad: bool, monkeypatch: pytest.Monkey
 def test_widths_of_real_buffers(width: int) -> None:
     case = wide_case(PolicyConfig(mode=Mode.SPARSE_MERGE), width).only_row(0)
     assert_rows_equal(run(triton_ops, case), run(reference, case))
+
+
+def test_slots_further_apart_than_an_int32_can_say() -> None:
+    stride = 2**30 + 3
+    try:
+        memory = torch.empty(2 * stride + 1, dtype=torch.int32, device=device_of(triton_ops))  # a few pages get touched
+    except (RuntimeError, MemoryError) as error:
+        pytest.skip(f"no room for 8 GiB of addresses: {error}")
+    case = wide_case(PolicyConfig(mode=Mode.ONLY, sink_tokens=1, local_tokens=1), 3).only_row(0)
+    topk = memory.as_strided((1, 3), (1, stride))
+    topk.copy_(case.topk)
+    triton_ops.apply_into(case.call(topk.device)._replace(topk=topk))
+    assert sorted(topk[0].tolist()) == run(reference, case).selections()[0]
 
 
 def test_per_row_values_of_any_stride() -> None:

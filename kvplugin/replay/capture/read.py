@@ -88,10 +88,13 @@ def _manifest(folder: Path) -> Manifest:
 
 def _plain_file(path: Path) -> Any:
     # A link could lead anywhere, and a pipe would never end.
-    if path.is_symlink() or not path.is_file():
-        found = "a link" if path.is_symlink() else "not a file" if path.exists() else "missing"
-        raise CaptureFileError(str(path), found, "must be a plain file in the capture folder")
-    return path.stat()
+    try:
+        if path.is_symlink() or not path.is_file():
+            found = "a link" if path.is_symlink() else "not a file" if path.exists() else "missing"
+            raise CaptureFileError(str(path), found, "must be a plain file in the capture folder")
+        return path.stat()
+    except OSError as error:
+        raise CaptureFileError(str(path)[:100], error.strerror or "cannot be read", "name a capture folder") from None
 
 
 def _check_sizes(folder: Path, entries: Iterable[TensorEntry], limit: int) -> None:

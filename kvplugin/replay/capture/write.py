@@ -31,20 +31,21 @@ class CaptureWriter:
         folder: made if missing; must not hold a capture.
         engine, model: names for the report.
         limit: bytes of tensors.
+        dropped: records that were left out before they came here.
 
     Raises:
         CaptureFileError: the folder already holds a capture.
         MissingExtra: safetensors is not installed.
     """
 
-    def __init__(self, folder: Path, engine: str, model: str, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, folder: Path, engine: str, model: str, limit: int = DEFAULT_LIMIT, dropped: int = 0) -> None:
         safetensors_torch()
         if (folder / MANIFEST_NAME).exists():
             raise CaptureFileError(str(folder), "already holds a capture", "choose an empty folder")
         self._folder, self._engine, self._model, self._limit = folder, engine, model, limit
         self._tensors: dict[str, Tensor] = {}
         self._entries: list[RecordEntry] = []
-        self._bytes = self._dropped = 0
+        self._bytes, self._dropped = 0, dropped
 
     def add(self, record: Record) -> bool:
         """Keep a record; False if it was left out at the limit. Fingerprints are taken now."""
@@ -128,7 +129,7 @@ def _entry(record: Record, tensors: dict[Role, TensorEntry]) -> RecordEntry:
 
 def write_capture(capture: Capture, folder: Path, limit: int = DEFAULT_LIMIT) -> int:
     """Write a capture that is whole in memory; returns the number of records left out at the limit."""
-    with CaptureWriter(folder, capture.engine, capture.model, limit) as writer:
+    with CaptureWriter(folder, capture.engine, capture.model, limit, capture.dropped) as writer:
         return sum(not writer.add(record) for record in capture.records)
 
 

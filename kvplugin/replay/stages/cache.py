@@ -92,7 +92,9 @@ def _token_drift(name: str, cached: Tensor, fresh: Tensor, record: Record) -> Dr
 
 
 def _token_findings(name: str, cached: Tensor, fresh: Tensor, record: Record, request: Request) -> list[str]:
-    over = ((cached - fresh).abs() > _tolerance(name, fresh, record)).flatten(1).any(1)
+    difference = (cached - fresh).abs()
+    close = difference.isfinite() & (difference <= _tolerance(name, fresh, record))
+    over = ((cached != fresh) & ~close).flatten(1).any(1)
     tokens = over.nonzero().flatten().tolist()
     positions = [int(request.positions[token]) for token in tokens]
     many = f" and {len(tokens) - 1} more" if len(tokens) > 1 else ""

@@ -129,7 +129,7 @@ def _topk_overlap(record: Record, selection: Tensor, scores: Tensor) -> tuple[li
     ordered = scores.sort(dim=1, descending=True).values
     threshold = ordered.gather(1, (count - 1).clamp_min(0))
     terms = 1 if record.indexer is None else record.indexer.q.shape[1] * record.indexer.q.shape[2]
-    slack = score_tolerance(scores, terms).clamp_min(record.floor.score)
+    slack = score_tolerance(scores, terms).double().clamp_min(record.floor.score)
     misplaced = (chosen & (scores < threshold - slack)) | (~chosen & visible & (scores > threshold + slack))
     best = torch.zeros_like(chosen).scatter(
         1, scores.argsort(dim=1, descending=True, stable=True), _first(count, chosen)

@@ -22,6 +22,7 @@ from kvplugin.remap import Member
 from kvplugin.remap.layer_call import LayerCall
 from kvplugin.remap.memo import GroupMemo
 from kvplugin.vllm.backend_names import BACKEND_NAME
+from kvplugin.vllm.capture_recorder import LayerStep
 from kvplugin.vllm.cpu.mla_ops import attend_rows, in_token_order, write_rows
 from kvplugin.vllm.cpu.startup import KV_CACHE_DTYPES
 from kvplugin.vllm.engine_remap import IndexedLayer
@@ -29,6 +30,8 @@ from kvplugin.vllm.engine_state import engine_state
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from kvplugin.vllm.capture import GuardedRecorder
 
 
 class CpuSparseMLABackend(AttentionBackend):
@@ -78,6 +81,7 @@ class CpuSparseMLAMetadata(AttentionMetadata):
     """One step. Every token is a decode token to vLLM's MLA layer: all attend through the top-k selection.
 
     ``memo`` keeps the physical indices that an index group shares, in the step that it calls ``memo_step``.
+    ``recorder`` is there in the one step that a capture waits for.
     """
 
     num_actual_tokens: int
@@ -89,6 +93,7 @@ class CpuSparseMLAMetadata(AttentionMetadata):
     num_decode_tokens: int
     memo: GroupMemo
     memo_step: int
+    recorder: GuardedRecorder | None = None
     num_prefills: int = 0
 
 
@@ -99,8 +104,8 @@ class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._remap = engine_state(vllm_config).remap
-        self._remap.expect_layers()
+        self._engine = engine_state(vllm_config)
+        self._engine.remap.expect_layers()
         self._bound = False
 
     def build(
@@ -110,7 +115,7 @@ class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]
         common = common_attn_metadata
         if not self._bound:
             self._bind_layers(common.block_table_tensor)
-        memo = self._remap.memo(in_token_order)
+        memo = self._engine.remap.memo(in_token_order)
         query_lengths = common.query_start_loc_cpu[: common.num_reqs + 1].diff().long()
         return CpuSparseMLAMetadata(
             num_actual_tokens=common.num_actual_tokens,
@@ -122,6 +127,7 @@ class CpuSparseMLAMetadataBuilder(AttentionMetadataBuilder[CpuSparseMLAMetadata]
             num_decode_tokens=common.num_actual_tokens,
             memo=memo,
             memo_step=memo.begin_step(common.query_start_loc),
+            recorder=self._engine.recorder(common),
         )
 
     def _bind_layers(self, block_table: Tensor) -> None:
@@ -209,4 +215,22 @@ class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[C
                 num_blocks=kv_c_and_k_pe_cache.shape[0],
             )
         )
-        return attend_rows(query, rows, physical, self.scale, self.kv_lora_rank), None
+        recorder = step.recorder
+        lse = None if recorder is None else query.new_empty(query.shape[:2], dtype=torch.float32)
+        out = attend_rows(query, rows, physical, self.scale, self.kv_lora_rank, lse)
+        if recorder is not None and lse is not None:
+            recorder.attention(
+                LayerStep(
+                    self.layer,
+                    query,
+                    kv_c_and_k_pe_cache,
+                    step.block_table,
+                    buffer[:count],
+                    physical,
+                    stride_rows,
+                    out,
+                    lse,
+                    self.scale,
+                )
+            )
+        return out, None

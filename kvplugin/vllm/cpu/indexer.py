@@ -11,10 +11,12 @@ from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.attention.backend import AttentionMetadataBuilder, MultipleOf
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 
 from kvplugin.config import Placement
+from kvplugin.vllm.capture_recorder import IndexerRows
 from kvplugin.vllm.cpu.index_cache import read_keys, write_keys
 from kvplugin.vllm.cpu.requests import prompt_lengths
 from kvplugin.vllm.cpu.scoring import score_rows, topk_rows
@@ -22,6 +24,8 @@ from kvplugin.vllm.engine_state import EngineState, engine_state
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from kvplugin.vllm.capture import GuardedRecorder
 
 SCORES_AT_ONCE = 4 << 20
 """Scores per top-k call (16 MiB of float32): decode batches fit one call, long prefills are cut by rows."""
@@ -47,6 +51,7 @@ class CpuIndexerMetadata:
     row_lengths: Tensor
     row_phase: Tensor
     calls: tuple[tuple[RequestRows, ...], ...]
+    recorder: GuardedRecorder | None = None
 
 
 class CpuIndexerMetadataBuilder(AttentionMetadataBuilder[CpuIndexerMetadata]):
@@ -79,6 +84,7 @@ class CpuIndexerMetadataBuilder(AttentionMetadataBuilder[CpuIndexerMetadata]):
             row_lengths=(position + 1).int(),
             row_phase=(position >= prompt_lengths(common)[request]).to(torch.int8),
             calls=tuple(_cut(starts.tolist(), lengths.tolist())),
+            recorder=self._engine.recorder(common),
         )
 
 
@@ -167,9 +173,25 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
             score_rows(queries[rows], weights[rows], keys, scores[part.start - first : part.stop - first])
         rows = slice(first, last)
         selection = self.topk_indices_buffer[rows, : self.topk_tokens]
-        self.select_rows(scores, step.row_lengths[rows], selection, step.row_phase[rows])
+        kept = None if step.recorder is None else step.recorder.within(rows)
+        if step.recorder is None or kept is None:
+            self.select_rows(scores, step.row_lengths[rows], selection, step.row_phase[rows])
+            return
+        target, in_call = step.recorder.target, slice(kept.start - first, kept.stop - first)
+        learned, own = torch.empty_like(selection), scores[in_call, : target.length].clone()
+        self.select_rows(scores, step.row_lengths[rows], selection, step.row_phase[rows], learned)
+        keys = read_keys(cache, step.block_table[target.place], target.length, self.head_dim, self.quant_block_size)
+        seen = IndexerRows(queries[kept].clone(), weights[kept].clone(), own, learned[in_call])
+        step.recorder.indexer(extract_layer_index(self.k_cache.prefix), seen, keys)
 
-    def select_rows(self, scores: Tensor, row_lengths: Tensor, selection: Tensor, row_phase: Tensor) -> None:
+    def select_rows(
+        self,
+        scores: Tensor,
+        row_lengths: Tensor,
+        selection: Tensor,
+        row_phase: Tensor,
+        learned: Tensor | None = None,
+    ) -> None:
         """The top-k stage: the kernel, with the policy's hook before or after it.
 
         Args:
@@ -177,12 +199,19 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
             row_lengths: int32 ``[T]``.
             selection: int32 ``[T, K]``, written.
             row_phase: int8 ``[T]``.
+            learned: int32 ``[T, K]``, written if given: the top-k that the policy was handed, or would have been.
         """
         hook = self._engine.hook
         if hook is not None and hook.placement is Placement.BEFORE_TOPK:
+            if learned is not None:
+                topk_rows(scores, row_lengths, learned)
             hook.on_topk(scores, None, row_lengths, selection, None, row_phase)
+            topk_rows(scores, row_lengths, selection)
+            return
         topk_rows(scores, row_lengths, selection)
-        if hook is not None and hook.placement is Placement.AFTER_TOPK:
+        if learned is not None:
+            learned.copy_(selection)
+        if hook is not None:
             hook.on_topk(scores, None, row_lengths, selection, None, row_phase)
 
     def _score_buffer(self, rows: int, columns: int) -> Tensor:

@@ -26,18 +26,23 @@ def in_token_order(selection: Tensor) -> Tensor:
     return selection.sort(dim=1, descending=True).values
 
 
-def attend_rows(query: Tensor, rows: Tensor, physical: Tensor, scale: float, value_dim: int) -> Tensor:
+def attend_rows(
+    query: Tensor, rows: Tensor, physical: Tensor, scale: float, value_dim: int, lse: Tensor | None = None
+) -> Tensor:
     """Softmax attention of each query over its selected cache rows, in float32.
 
     Args:
         query: floating ``[T, H, D]``.
         rows: floating ``[R, D]``; the first ``value_dim`` columns are the values.
         physical: int32 or int64 ``[T, K]``, -1 = unused, anywhere in the row.
+        lse: float32 ``[T, H]``, written if given: log-sum-exp of each query's logits, -inf where it selects nothing.
 
     Returns:
         ``[T, H, value_dim]`` in the query's dtype; 0 for a row that selects nothing.
     """
     out = query.new_zeros(*query.shape[:2], value_dim)
+    if lse is not None:
+        lse.fill_(-torch.inf)
     for start in range(0, len(query), ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
         columns = (physical[part] >= 0).any(0).nonzero()
@@ -48,5 +53,7 @@ def attend_rows(query: Tensor, rows: Tensor, physical: Tensor, scale: float, val
         cached = rows[selected.clamp_min(0)].float()
         logits = torch.einsum("thd,tkd->thk", query[part].float(), cached) * scale
         weights = logits.masked_fill_(unused, -torch.inf).softmax(-1).masked_fill_(unused, 0)
+        if lse is not None:
+            lse[part] = logits.logsumexp(-1)
         out[part] = torch.einsum("thk,tkd->thd", weights, cached[..., :value_dim]).to(query.dtype)
     return out

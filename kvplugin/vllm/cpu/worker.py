@@ -1,4 +1,4 @@
-"""vLLM's CPU worker, with the parts of sparse attention that its build lacks."""
+"""vLLM's CPU worker, with the parts of sparse attention that its build lacks, and captures of single steps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from kvplugin.vllm.capture_worker import CaptureMethods
 from kvplugin.vllm.cpu.parts import install
 from kvplugin.vllm.cpu.requests import RunnerRequests
 
 
-class KvpluginCpuWorker(CPUWorker):
+class KvpluginCpuWorker(CaptureMethods, CPUWorker):
     """Puts the CPU parts in place before the model is built, and lets them see the runner's requests."""
 
     def init_device(self) -> None:
@@ -22,3 +23,13 @@ class KvpluginCpuWorker(CPUWorker):
         """As vLLM's, after the CPU parts are in place."""
         install()
         super().load_model(*args, **kwargs)
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """As vLLM's; a capture keeps the log-probability of what was drawn."""
+        if self.kvplugin_capture is None or not self.kvplugin_capture.in_step:
+            return super().sample_tokens(grammar_output)
+        state = self.model_runner.execute_model_state
+        logits = None if state is None or state.logits is None else state.logits.clone()  # sampling writes to them
+        output = super().sample_tokens(grammar_output)
+        self.step_is_over(logits, output)
+        return output
