@@ -57,7 +57,9 @@ def remap(
     repeats: int = typer.Option(9, min=LEAST_REMAP_REPEATS, help="Timings of each contestant; the median counts."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Time the remap of one index group, in one call and in a call per layer, and a plain copy of what it writes.
+    """Time the remap of one index group: in one call, in a call per layer, behind the policy and fused with it.
+
+    Beside them, a plain copy of what it writes.
 
     Examples:  kvplugin bench remap  |  kvplugin bench remap --rows 1 --layers 8 --json
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -20,12 +19,7 @@ from kvplugin.topology.arms import apply_arms_into
 from kvplugin.topology.call import ArmsCall
 
 FORMS = {"numba": "numba_ops", "torch": "torch_ops"}
-"""Module of each form; imported by the run alone, as the rest of the command must work without numba.
-
-In the order of their turns: torch's threads, which spin on for a while, come after numba's.
-"""
-
-_PAUSE_S = 0.01
+"""Module of each form; imported by the run alone, as the rest of the command must work without numba."""
 
 
 class Pool(NamedTuple):
@@ -65,10 +59,9 @@ class Batch(NamedTuple):
     def prepare(self, contestant: Contestant) -> None:
         """Restore the rows, and read the scores where they are needed: a top-k leaves both in the caches.
 
-        On this thread alone, through numpy, and after a pause: OpenMP threads go on spinning for milliseconds after a
-        torch operator, and would take a core from the contestant.
+        On this thread alone, through numpy: OpenMP threads go on spinning for milliseconds after a torch operator, and
+        would take a core from the contestant.
         """
-        time.sleep(_PAUSE_S)
         self.call.policy.topk.numpy()[...] = self.learned.numpy()
         if contestant.has_policy:
             self.scores.numpy().max()

@@ -16,6 +16,7 @@ from kvplugin.fused import separate
 from kvplugin.fused.call import FusedCall
 from kvplugin.remap.numba_ops import batch_of, hand_over
 from kvplugin.remap.numba_rows import RemapBatch, new_scratch, remap_row, remap_stamp
+from kvplugin.topology.arms import call_of_arm
 from kvplugin.topology.call import ArmsCall, PolicyCall
 from kvplugin.topology.numba_jit import entry, fetch_add
 from kvplugin.topology.numba_ops import batch_and_lanes, collect
@@ -45,19 +46,7 @@ def _one_policy(call: ArmsCall) -> PolicyCall | None:
     (params,) = tables_arms(call.policies)
     if params.mode is Mode.DISABLED:
         return None
-    return PolicyCall(
-        topk=call.topk,
-        row_lengths=call.row_lengths,
-        row_live=call.row_live,
-        row_phase=call.row_phase,
-        offsets=call.offsets,
-        scores=call.scores,
-        score_start=call.score_start,
-        witness_scores=call.witness_scores,
-        params=params,
-        counters=call.counters[0, 0],
-        error=call.error,
-    )
+    return call_of_arm(call, 0, params, call.row_live)
 
 
 def _entry(stamp: int) -> Callable[..., int]:

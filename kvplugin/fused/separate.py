@@ -1,4 +1,4 @@
-"""The two parts one after the other, each in its fastest form: where one launch would save nothing."""
+"""The two parts one after the other, each in its fastest form: where there is no form that does both in one pass."""
 
 from __future__ import annotations
 

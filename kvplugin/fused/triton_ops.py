@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvplugin.fused import separate
 from kvplugin.fused.call import FusedCall
 from kvplugin.kernels.variant import KernelVariant
 from kvplugin.remap.triton_ops import launch_for, remap_kernel
@@ -22,6 +23,7 @@ from kvplugin.topology.triton_ops import (
     policy_pointers,
     policy_settings,
     signature_of,
+    spans_too_far,
 )
 
 
@@ -160,6 +162,9 @@ def fused_kernel(
 def fused_into(call: FusedCall) -> None:
     """Rewrite the rows and translate them; see :func:`kvplugin.fused.op.apply_and_remap`."""
     policy, remap = call
+    if spans_too_far(policy.topk):
+        separate.fused_into(call)
+        return
     rows, width = policy.topk.shape
     members = len(remap.members)
     settings = policy_settings(policy)
@@ -204,7 +209,7 @@ def variants() -> list[KernelVariant]:
 
 def _variant(width: int, members: int) -> KernelVariant:
     settings = policy_constexprs(width, "fp32", 0)
-    warps = settings.pop("num_warps")
+    warps, registers = settings.pop("num_warps"), settings.pop("maxnreg")
     launch = launch_for(1, width, whole_rows=True)
     pointers = {"request_ptr": "*i32", "table_ptr": "*i32", "members_ptr": "*i64", "physical_ptr": "*i32"}
     pointers |= {"valid_ptr": "*i32", "remap_counters_ptr": "*i64", **policy_pointers("fp32")}
@@ -214,4 +219,5 @@ def _variant(width: int, members: int) -> KernelVariant:
     remap = {"WIDTH": width, "MEMBERS": members, "BLOCK_SIZE": 64, "TILE": launch.tile, "TILES": launch.tiles}
     signature = signature_of(fused_kernel, pointers, fixed)
     constexprs = {**fixed, **settings, **remap}
-    return KernelVariant(f"fused_fp32_k{width}_g{members}", fused_kernel, signature, constexprs, warps)
+    name = f"fused_fp32_k{width}_g{members}"
+    return KernelVariant(name, fused_kernel, signature, constexprs, warps, registers)

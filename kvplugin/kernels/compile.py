@@ -65,7 +65,9 @@ def compile_variant(variant: KernelVariant, arch: int) -> CompiledKernel:
     )
     target = GPUTarget("cuda", arch, _WARP_SIZE)
     try:
-        compiled = triton.compile(source, target=target, options={"num_warps": variant.num_warps})
+        compiled = triton.compile(
+            source, target=target, options={"num_warps": variant.num_warps, "maxnreg": variant.maxnreg}
+        )
     except Exception as error:
         raise RuntimeError(f"{variant.name} does not compile for sm_{arch}") from error
     return CompiledKernel(variant, arch, compiled.asm["cubin"], compiled.metadata.shared)

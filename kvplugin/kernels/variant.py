@@ -16,6 +16,7 @@ class KernelVariant:
         signature: Triton type of each run-time argument (``i32``, ``*i64``, ...), by name.
         constexprs: value of each argument known at compile time, by name; pointers that are not given are None here.
         num_warps: warps per program.
+        maxnreg: registers a thread may take; None = the compiler's choice.
     """
 
     name: str
@@ -23,3 +24,4 @@ class KernelVariant:
     signature: dict[str, str]
     constexprs: dict[str, object]
     num_warps: int
+    maxnreg: int | None = None

@@ -19,23 +19,26 @@ def apply_arms_into(implementation: ModuleType, call: ArmsCall) -> None:
     if not call.enabled.item():
         return
     for arm, params, live in _arms(call):
-        implementation.apply_into(
-            PolicyCall(
-                topk=call.topk,
-                row_lengths=call.row_lengths,
-                row_live=live,
-                row_phase=call.row_phase,
-                offsets=call.offsets,
-                scores=call.scores,
-                score_start=call.score_start,
-                witness_scores=call.witness_scores,
-                params=params,
-                counters=call.counters[0, arm],
-                error=call.error,
-            )
-        )
+        implementation.apply_into(call_of_arm(call, arm, params, live))
     if call.row_arm is not None:
         _count_unknown(call, call.row_arm)
+
+
+def call_of_arm(call: ArmsCall, arm: int, params: PolicyParams, live: Tensor | None) -> PolicyCall:
+    """The part of a call that concerns one arm: its policy, the live rows that follow it, and its counters."""
+    return PolicyCall(
+        topk=call.topk,
+        row_lengths=call.row_lengths,
+        row_live=live,
+        row_phase=call.row_phase,
+        offsets=call.offsets,
+        scores=call.scores,
+        score_start=call.score_start,
+        witness_scores=call.witness_scores,
+        params=params,
+        counters=call.counters[0, arm],
+        error=call.error,
+    )
 
 
 def lift_arms_into(implementation: ModuleType, call: LiftArmsCall) -> None:

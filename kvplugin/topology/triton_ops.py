@@ -45,6 +45,8 @@ from kvplugin.topology.triton_structure import block_witnesses, structural_token
 WIDEST_TILE = 4096
 """Slots one program holds in registers; a wider row is read again in every pass."""
 TOKENS_PER_LIFT = 128
+REGISTERS, MOST_REGISTERS = 65536, 255
+"""Of a multiprocessor, and at most of a thread."""
 UNSPECIALIZED = (
     "rows",
     "width",
@@ -130,7 +132,7 @@ def _store_row(
     pointer, stride, width = row[0], row[1], row[2]
     if ONE_TILE:
         new, changes = renewed_slots(tile, 0, 0, row, plan, LISTED, BLOCK)
-        tl.store(pointer + tl.arange(0, BLOCK).to(tl.int64) * stride, new, mask=changes)
+        tl.store(pointer + tl.arange(0, BLOCK) * stride, new, mask=changes)
     else:
         # From the last tile to the first: what tells repeated tokens apart stands in earlier slots.
         taken = width - staying
@@ -139,7 +141,7 @@ def _store_row(
             again = read_tile(row, first, plan, policy, scores, LISTED, BLOCK, HAS_SCORES)
             taken -= changing_slots(again, first, row, plan, BLOCK)
             new, changes = renewed_slots(again, first, taken, row, plan, LISTED, BLOCK)
-            tl.store(pointer + (first + tl.arange(0, BLOCK)).to(tl.int64) * stride, new, mask=changes)
+            tl.store(pointer + (first + tl.arange(0, BLOCK)) * stride, new, mask=changes)
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
@@ -262,7 +264,9 @@ def launch_shape(width: int, listed_witnesses: int) -> dict[str, Any]:
     # Lists take registers; eight warps would spill some at a tile of 2048.
     most_warps = 16 if listed_witnesses and block < WIDEST_TILE else 8
     warps = min(max(block // (128 if listed_witnesses else 256), 1), most_warps)
-    return {"BLOCK": block, "ONE_TILE": width <= block, "num_warps": warps}
+    # Left alone, ptxas spills a few values where that lets one more program onto a multiprocessor.
+    registers = min(MOST_REGISTERS, REGISTERS // (32 * warps))
+    return {"BLOCK": block, "ONE_TILE": width <= block, "num_warps": warps, "maxnreg": registers}
 
 
 def listed_entries(listed_witnesses: int) -> int:
@@ -312,9 +316,18 @@ def _flat(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.contiguous()
 
 
+def spans_too_far(topk: Tensor) -> bool:
+    """Whether a row's slots lie too far apart for the kernel, which counts within a row in 32 bits: over 8 GiB."""
+    return bool((topk.shape[1] - 1) * abs(topk.stride(1)) > torch.iinfo(torch.int32).max)
+
+
 def apply_arms_into(call: ArmsCall) -> None:
     """Rewrite ``call.topk`` and add to ``call.counters``; see :func:`kvplugin.topology.op.apply_topology_policy`."""
-    if len(call.topk):
+    if spans_too_far(call.topk):
+        near = call._replace(topk=call.topk.contiguous())
+        apply_arms_into(near)
+        call.topk.copy_(near.topk)
+    elif len(call.topk):
         with torch.cuda.device_of(call.topk):
             policy_kernel[(len(call.topk),)](*policy_arguments(call), **policy_settings(call))
 
@@ -419,7 +432,7 @@ def variants() -> list[KernelVariant]:
 
 def _policy_variant(width: int, score_type: str | None, listed: int) -> KernelVariant:
     settings = policy_constexprs(width, score_type, listed)
-    warps = settings.pop("num_warps")
+    warps, registers = settings.pop("num_warps"), settings.pop("maxnreg")
     name = f"policy_{score_type or 'unscored'}_k{width}_{'coverage' if listed else 'uniform'}"
     signature = signature_of(policy_kernel, policy_pointers(score_type), POLICY_FIXED)
-    return KernelVariant(name, policy_kernel, signature, {**POLICY_FIXED, **settings}, warps)
+    return KernelVariant(name, policy_kernel, signature, {**POLICY_FIXED, **settings}, warps, registers)

@@ -182,6 +182,6 @@ def record_error(error, r, row, BLOCK: tl.constexpr):
             _, _, _, bad = read_slots(row, first, BLOCK)
             found = tl.min(tl.where(bad, first + tl.arange(0, BLOCK), width), 0)
             slot = tl.minimum(slot, found)
-        tl.store(error + 1, tl.load(pointer + slot.to(tl.int64) * stride).to(tl.int64))
+        tl.store(error + 1, tl.load(pointer + slot * stride).to(tl.int64))
         tl.store(error + 2, low)
         tl.store(error + 3, low + length)

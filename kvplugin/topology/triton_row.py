@@ -39,7 +39,7 @@ def read_slots(row, first, BLOCK: tl.constexpr):
     pointer, stride, width, low, length, check_duplicates = row
     slot = first + tl.arange(0, BLOCK)
     inside = slot < width
-    value = tl.load(pointer + slot.to(tl.int64) * stride, mask=inside, other=-1)
+    value = tl.load(pointer + slot * stride, mask=inside, other=-1)
     start = low.to(value.dtype)
     # Compared before it is subtracted from: a garbage value may be anything.
     valid = inside & (value >= start)
