@@ -221,6 +221,10 @@ def test_swapped_page_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert "1 records within tolerance" in output
 
 
+AS_IT_WAS = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_STREAM": "ext://sys.stdout"}
+"""What vLLM logs by default: the command asks for less where nothing is set, and other tests of this process listen."""
+
+
 def replayed(folder: Path) -> tuple[int, str]:
     """Exit status and output of ``kvplugin replay``."""
     app = typer.Typer()
@@ -236,7 +240,7 @@ def test_command_captures_from_a_model(checkpoint: Checkpoint, tmp_path: Path, m
     app.command()(capture)
     options = {"--model": checkpoint("glm52"), "--step": 3, "--tokens": 200, "--mode": mode, "--layers": "0,4-5"}
     arguments = [str(each) for pair in options.items() for each in pair]
-    found = CliRunner().invoke(app, [str(tmp_path / "out"), *arguments, "--kv-gib", "0.3"])
+    found = CliRunner().invoke(app, [str(tmp_path / "out"), *arguments, "--kv-gib", "0.3"], env=AS_IT_WAS)
     assert found.exit_code == 0, found.output
     assert "step 3, 203 tokens, positions 202 to 202, layers 0, 4, 5\n" in found.output
     status, output = replayed(tmp_path / "out")

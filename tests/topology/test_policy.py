@@ -63,7 +63,7 @@ def test_matches_reference(implementation: ModuleType, case: Case) -> None:
     assert_rows_equal(run(implementation, case), run(reference, case))
 
 
-@settings(max_examples=100, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=80, phases=(Phase.explicit, Phase.generate))
 @given(case=cases())
 def test_triton_ops_match_reference(case: Case) -> None:
     assert_rows_equal(run(triton_ops, case), run(reference, case))
