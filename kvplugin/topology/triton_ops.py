@@ -421,6 +421,7 @@ def variants() -> list[KernelVariant]:
     return [
         _policy_variant(2048, "fp32", 0),
         _policy_variant(2048, "bf16", 0),
+        _policy_variant(2048, None, 0),
         _policy_variant(2048, "fp32", COVERAGE_SEGMENTS),
         _policy_variant(2176, "fp32", 0),
         _policy_variant(2176, "fp32", COVERAGE_SEGMENTS),
