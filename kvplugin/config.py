@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -14,6 +14,8 @@ from kvplugin.errors import ConfigError, ConfigProblem
 
 ROOT_KEY = "kvplugin"
 LARGEST_COUNT = 2**31 - 1
+LONGEST_QUOTE = 120
+"""Characters of a wrong value that a message repeats."""
 
 
 class Mode(StrEnum):
@@ -29,6 +31,11 @@ class Mode(StrEnum):
     def merges(self) -> bool:
         """True where the selection is the structural set joined with the best learned tokens."""
         return self in (Mode.SPARSE_MERGE, Mode.COMPRESS_SPARSE)
+
+    @property
+    def selects(self) -> bool:
+        """True where a row may come to attend to other tokens than the indexer chose."""
+        return self.merges or self is Mode.ONLY
 
 
 class Witness(StrEnum):
@@ -77,7 +84,7 @@ class Placement(StrEnum):
     BEFORE_TOPK = "before_topk"
 
 
-def _choice(enum: type[StrEnum]) -> BeforeValidator:
+def choice(enum: type[StrEnum]) -> BeforeValidator:
     """The one strip + lower validator behind every enum field."""
 
     def parse(value: object) -> object:
@@ -131,7 +138,7 @@ def _all_text(values: Sequence[object]) -> bool:
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=LARGEST_COUNT)]
 Limit = Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**62)] | None
-PhaseChoice = Annotated[Phase, _choice(Phase)]
+PhaseChoice = Annotated[Phase, choice(Phase)]
 
 
 Conflict = tuple[str, str, str]
@@ -141,7 +148,8 @@ Conflict = tuple[str, str, str]
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _refuse(model: _Model, conflicts: Iterator[Conflict]) -> _Model:
+def refuse(model: _Model, conflicts: Iterator[Conflict]) -> _Model:
+    """The model, or in a validator of it an error that :func:`validated` takes apart again, one problem a conflict."""
     found = tuple(conflicts)
     if found:
         text = "; ".join(f"{key}: {what}; {cure}" for key, what, cure in found)
@@ -149,11 +157,13 @@ def _refuse(model: _Model, conflicts: Iterator[Conflict]) -> _Model:
     return model
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
+    """Base of everything an operator may set."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Limits(_Settings):
+class Limits(Settings):
     """Rows and calls beyond a limit are left as they are, counted, and warned about once."""
 
     max_row_length: Limit = None
@@ -166,10 +176,10 @@ class Limits(_Settings):
     """Widest top-k buffer, in slots; null = no limit."""
 
 
-class PolicyConfig(_Settings):
+class PolicyConfig(Settings):
     """One topology policy: which tokens a row attends to inside its top-k budget."""
 
-    mode: Annotated[Mode, _choice(Mode)] = Mode.DISABLED
+    mode: Annotated[Mode, choice(Mode)] = Mode.DISABLED
     """What the policy does with a row."""
     sink_tokens: Count | None = 4
     """Attention sinks: the first tokens of the request, in tokens."""
@@ -181,7 +191,7 @@ class PolicyConfig(_Settings):
     """Local window in blocks of `block_size`, counted from the row's last block, instead of `local_tokens`."""
     witness_blocks: Count = 0
     """Blocks that stand for the middle of the context (`uniform` and `drift`)."""
-    witness: Annotated[Witness, _choice(Witness)] = Witness.UNIFORM
+    witness: Annotated[Witness, choice(Witness)] = Witness.UNIFORM
     """How witnesses are chosen; `drift` needs block scores and is for library use."""
     coverage_segments: Count = 0
     """Segments of the context that each keep a selected token (`coverage` only)."""
@@ -189,11 +199,11 @@ class PolicyConfig(_Settings):
     """Tokens per policy block."""
     max_structural_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.25
     """Largest share of the top-k budget that structure may take."""
-    eviction: Annotated[Eviction, _choice(Eviction)] = Eviction.LOWEST_SCORE
+    eviction: Annotated[Eviction, choice(Eviction)] = Eviction.LOWEST_SCORE
     """Which learned tokens leave; anything but `lowest_score` costs accuracy."""
-    fill: Annotated[Fill, _choice(Fill)] = Fill.LOCAL
+    fill: Annotated[Fill, choice(Fill)] = Fill.LOCAL
     """`topology_only`: fill free slots from the local window backwards, or leave them empty."""
-    coordinate_mismatch: Annotated[MismatchAction, _choice(MismatchAction)] = MismatchAction.FALLBACK
+    coordinate_mismatch: Annotated[MismatchAction, choice(MismatchAction)] = MismatchAction.FALLBACK
     """What happens to a row that holds learned indices outside its valid interval."""
     check_duplicates: bool = False
     """Debugging aid: count a repeated learned index as bad input."""
@@ -216,7 +226,7 @@ class PolicyConfig(_Settings):
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
-        return _refuse(self, policy_conflicts(self))
+        return refuse(self, policy_conflicts(self))
 
 
 def policy_conflicts(policy: PolicyConfig) -> Iterator[Conflict]:
@@ -261,14 +271,14 @@ def _has_structure(policy: PolicyConfig) -> bool:
     )
 
 
-class RemapConfig(_Settings):
+class RemapConfig(Settings):
     """Translation of the selected tokens into rows of the KV pool."""
 
     grouped: bool = True
     """Translate once for all layers that share a top-k; `false` translates for each layer, with the same result."""
 
 
-class MetricsConfig(_Settings):
+class MetricsConfig(Settings):
     """Export of the plugin's counters."""
 
     enabled: bool = True
@@ -277,23 +287,38 @@ class MetricsConfig(_Settings):
     """`before_topk`: one row in this many is also computed without the lift, for the sampled counters."""
 
 
-class KvpluginConfig(_Settings):
+class KvpluginConfig(Settings):
     """The whole configuration, as found under `kvplugin` in vLLM's additional config."""
 
     policy: PolicyConfig = PolicyConfig()
     """The topology policy."""
-    placement: Annotated[Placement, _choice(Placement)] = Placement.AFTER_TOPK
+    placement: Annotated[Placement, choice(Placement)] = Placement.AFTER_TOPK
     """Where the policy acts; `before_topk` lifts the scores of structural tokens before the top-k kernel."""
     remap: RemapConfig = RemapConfig()
     """How selected tokens become rows of the KV pool."""
     metrics: MetricsConfig = MetricsConfig()
     """Export of the plugin's counters."""
+    rollout: Annotated[str, Field(min_length=1)] | None = None
+    """Path of a rollout file, which gives arms and their policies in the place of `policy`; see docs/ab.md."""
+    rollout_state: Annotated[str, Field(min_length=1)] | None = None
+    """Path of the runtime override that stands over the rollout file; null = one per rollout file, under
+    `KVPLUGIN_STATE_DIR`, else the user's state directory."""
+    rollout_writable: bool = True
+    """Whether `PUT /v1/kvplugin/rollout` may change the override, where that endpoint is loaded."""
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
-        if self.placement is Placement.BEFORE_TOPK:
-            return _refuse(self, before_topk_conflicts(self.policy))
-        return self
+        return refuse(self, _engine_conflicts(self))
+
+
+def _engine_conflicts(config: KvpluginConfig) -> Iterator[Conflict]:
+    if config.rollout is not None and config.policy != PolicyConfig():
+        yield "policy", "given beside a rollout", "give each arm of the rollout its policy, or drop rollout"
+    if config.rollout is None and config.rollout_state is not None:
+        yield "rollout_state", "given without a rollout", "give rollout, or drop rollout_state"
+    if config.placement is Placement.BEFORE_TOPK and config.rollout is None:
+        for key, found, cure in before_topk_conflicts(config.policy):
+            yield f"policy.{key}", found, cure
 
 
 def before_topk_conflicts(policy: PolicyConfig) -> Iterator[Conflict]:
@@ -301,19 +326,19 @@ def before_topk_conflicts(policy: PolicyConfig) -> Iterator[Conflict]:
     with_placement = "with placement = before_topk"
     if not policy.mode.merges:
         yield (
-            "policy.mode",
+            "mode",
             f"'{policy.mode}' {with_placement}",
             "use topology_sparse_merge or topology_compress_sparse, or placement = after_topk",
         )
     if policy.eviction is not Eviction.LOWEST_SCORE:
         yield (
-            "policy.eviction",
+            "eviction",
             f"'{policy.eviction}' {with_placement}",
             "use lowest_score, or placement = after_topk",
         )
     if policy.witness is not Witness.UNIFORM:
         yield (
-            "policy.witness",
+            "witness",
             f"'{policy.witness}' {with_placement}",
             "use uniform, or placement = after_topk",
         )
@@ -325,36 +350,62 @@ def load_config(raw: Mapping[str, Any]) -> KvpluginConfig:
     Raises:
         ConfigError: listing every wrong key or value, each with the valid ones.
     """
+    return validated(KvpluginConfig, raw, ROOT_KEY, "policy.mode")
+
+
+def validated(model: type[_Model], raw: Any, root: str, example: str) -> _Model:
+    """Validate a mapping that an operator wrote.
+
+    Args:
+        model: what it should be.
+        raw: what it is.
+        root: what its keys are named after in messages.
+        example: a key for one who gave no mapping at all.
+
+    Raises:
+        ConfigError: listing every wrong key or value, each with the valid ones.
+    """
     if not isinstance(raw, Mapping):
-        raise ConfigError([ConfigProblem(ROOT_KEY, f"{raw!r} is not a mapping", "give keys such as policy.mode")])
+        raise ConfigError([ConfigProblem(root, f"{_shortened(raw)} is not a mapping", f"give keys such as {example}")])
     try:
-        return KvpluginConfig.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError([problem for details in error.errors() for problem in _problems(details)]) from None
+        details = error.errors(include_url=False)
+        raise ConfigError([problem for each in details for problem in _problems(model, root, each)]) from None
 
 
-def _problems(details: ErrorDetails) -> list[ConfigProblem]:
-    location = [str(part) for part in details["loc"]]
+def _problems(model: type[BaseModel], root: str, details: ErrorDetails) -> list[ConfigProblem]:
+    location = [str(part) for part in details["loc"] if part != "[key]"]
     context: dict[str, Any] = details.get("ctx", {})
-    key = ".".join([ROOT_KEY, *location])
+    key = ".".join([root, *location])
     if details["type"] == "conflict":
         return [ConfigProblem(f"{key}.{name}", found, cure) for name, found, cure in context["conflicts"]]
     if details["type"] == "extra_forbidden":
-        valid = list(_model_at(location[:-1]).model_fields)
+        valid = list(_model_at(model, location[:-1]).model_fields)
         near = difflib.get_close_matches(location[-1], valid, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         return [ConfigProblem(key, "unknown key", f"use {', '.join(valid)}{hint}")]
     if details["type"] in ("choice", "count"):
         found, _, cure = details["msg"].partition("; ")
         return [ConfigProblem(key, found, cure)]
-    return [ConfigProblem(key, f"{details['input']!r} is not valid", details["msg"][0].lower() + details["msg"][1:])]
+    reason = details["msg"][0].lower() + details["msg"][1:]
+    return [ConfigProblem(key, f"{_shortened(details['input'])} is not valid", reason)]
 
 
-def _model_at(location: list[str]) -> type[BaseModel]:
-    model: type[BaseModel] = KvpluginConfig
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
+
+
+def _model_at(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
+    """The model that a location leads to, through fields and through the values of mappings."""
+    kind: Any = model
     for name in location:
-        annotation = model.model_fields[name].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        model = annotation
-    return model
+        kind = kind.model_fields[name].annotation if _is_model(kind) else get_args(kind)[-1]
+    assert _is_model(kind)
+    found: type[BaseModel] = kind
+    return found
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

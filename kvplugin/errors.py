@@ -57,6 +57,25 @@ class ArgumentError(KvpluginError, ValueError):
         return ArgumentError, (self.where, self.found, self.allowed)
 
 
+class RequestError(KvpluginError, ValueError):
+    """A request carries a key of the plugin that is unknown, or that has a value which is no good.
+
+    A ValueError: vLLM answers those of a request with a status of 400.
+
+    Attributes:
+        key: of ``vllm_xargs`` or ``SamplingParams.extra_args``.
+        found: what was passed.
+        allowed: what would be accepted.
+    """
+
+    def __init__(self, key: str, found: str, allowed: str) -> None:
+        self.key, self.found, self.allowed = key, found, allowed
+        super().__init__(f"{key}: {found}; {allowed}")
+
+    def __reduce__(self) -> tuple[type[RequestError], tuple[str, str, str]]:
+        return RequestError, (self.key, self.found, self.allowed)
+
+
 class CoordinateError(KvpluginError):
     """A learned index lies outside its row's valid interval and ``coordinate_mismatch`` is ``raise``.
 

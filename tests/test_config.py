@@ -50,9 +50,14 @@ DEFAULTS = {
     "remap.grouped": True,
     "metrics.enabled": True,
     "metrics.sample_every": 64,
+    "rollout": None,
+    "rollout_state": None,
+    "rollout_writable": True,
 }
 
 ACCEPTED = [
+    ("rollout", "arms.yaml", "arms.yaml"),
+    ("rollout_writable", "false", False),
     ("policy.mode", " Topology_Sparse_Merge ", Mode.SPARSE_MERGE),
     ("policy.mode", Mode.ONLY, Mode.ONLY),
     ("policy.sink_tokens", "4", 4),
@@ -124,8 +129,12 @@ REFUSED = [
     ("policy.limits.max_width", -5, "-5 is not valid; input should be greater than or equal to 1"),
     ("policy.limits.rows", 1,
      "unknown key; use max_row_length, max_rows, max_elements, max_width; did you mean 'max_rows'?"),
-    ("polcy", {}, "unknown key; use policy, placement, remap, metrics; did you mean 'policy'?"),
+    ("polcy", {}, "unknown key; use policy, placement, remap, metrics, rollout, rollout_state, rollout_writable; "
+     "did you mean 'policy'?"),
     ("policy", 3, "3 is not valid; input should be a valid dictionary or instance of PolicyConfig"),
+    ("rollout", "", "'' is not valid; string should have at least 1 character"),
+    ("rollout_state", 3, "3 is not valid; input should be a valid string"),
+    ("rollout_writable", "maybe", "'maybe' is not valid; input should be a valid boolean, unable to interpret input"),
     ("placement", "before", "'before' is unknown; use after_topk, before_topk; did you mean 'before_topk'?"),
     ("remap.grouped", "x", "'x' is not valid; input should be a valid boolean, unable to interpret input"),
     ("remap.group", True, "unknown key; use grouped; did you mean 'grouped'?"),
@@ -174,7 +183,7 @@ def test_refused(key: str, raw: object, message: str) -> None:
 
 
 def test_every_setting_has_an_accepted_and_a_refused_value() -> None:
-    constrained_by_others = {"policy.coverage_segments", "policy.fill"}
+    constrained_by_others = {"policy.coverage_segments", "policy.fill", "rollout_state"}
     assert {key for key, *_ in ACCEPTED} | constrained_by_others == set(DEFAULTS)
     assert set(DEFAULTS) <= {key for key, *_ in REFUSED}
 
@@ -291,3 +300,22 @@ def test_before_topk_takes_the_merge_modes(mode: Mode) -> None:
 def test_configuration_is_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         KvpluginConfig().policy.mode = Mode.ONLY  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("raw", "messages"),
+    [
+        (
+            {"rollout": "r.yaml", "policy": {"mode": "observe"}},
+            ["policy: given beside a rollout; give each arm of the rollout its policy, or drop rollout"],
+        ),
+        ({"rollout_state": "s.json"}, ["rollout_state: given without a rollout; give rollout, or drop rollout_state"]),
+    ],
+)
+def test_a_rollout_takes_the_place_of_the_policy(raw: dict[str, Any], messages: list[str]) -> None:
+    assert refusals(raw) == [f"kvplugin.{message}" for message in messages]
+
+
+@pytest.mark.parametrize("beside", [{"placement": "before_topk"}, {"policy": {}}, {"rollout_state": "s.json"}])
+def test_what_goes_with_a_rollout(beside: dict[str, Any]) -> None:
+    assert load_config({"rollout": "r.yaml", **beside}).rollout == "r.yaml"

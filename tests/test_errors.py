@@ -4,7 +4,15 @@ import pickle
 
 import pytest
 
-from kvplugin.errors import ArgumentError, ConfigError, ConfigProblem, CoordinateError, EngineMismatch, KvpluginError
+from kvplugin.errors import (
+    ArgumentError,
+    ConfigError,
+    ConfigProblem,
+    CoordinateError,
+    EngineMismatch,
+    KvpluginError,
+    RequestError,
+)
 
 PROBLEMS = (
     ConfigProblem("kvplugin.policy.mode", "3 is unknown", "use disabled"),
@@ -14,6 +22,7 @@ PROBLEMS = (
 EXAMPLES = [
     (ConfigError(PROBLEMS), "kvplugin.policy.mode: 3 is unknown; use disabled\nkvplugin.x: y; z"),
     (ArgumentError("op.topk", "got float32 [2]", "must be int32"), "op.topk: got float32 [2]; must be int32"),
+    (RequestError("kvplugin_arm", "'b' is an unknown arm", "use a"), "kvplugin_arm: 'b' is an unknown arm; use a"),
     (CoordinateError(3, 99, 5, 17),
      "topology policy, row 3: learned index 99 is outside [5, 17); coordinate_mismatch is 'raise', which stops the "
      "engine on purpose; use 'fallback' or 'drop' to go on serving"),
@@ -29,6 +38,7 @@ def test_text(error: KvpluginError, text: str) -> None:
 def test_wrong_arguments_are_also_value_errors_and_wrong_settings_are_not() -> None:
     """pydantic, which builds vLLM's configuration, would bury a ValueError in one of its own."""
     assert issubclass(ArgumentError, ValueError)
+    assert issubclass(RequestError, ValueError)
     assert not issubclass(ConfigError, ValueError)
 
 

@@ -104,7 +104,7 @@ def counted(llm: Any) -> dict[Counter, int]:
     """The engine's counters, phases added up."""
     hook = engine_state(llm.llm_engine.vllm_config).hook
     assert hook is not None, "the engine has no policy hook"
-    phases = read_counters(hook.counters).values()
+    phases = read_counters(hook.counters.sum(0)).values()
     return {counter: sum(phase[counter] for phase in phases) for counter in Counter}
 
 

@@ -51,8 +51,8 @@ def test_before_topk_answers_as_after_topk(checkpoint: Checkpoint) -> None:
     with engine(model, additional_config=config) as llm:
         before = ask(llm, token_prompts())
         hook = _hook(llm)
-        seen = int(hook.sampled[:, Counter.SEEN].sum())
-        evicted = int(hook.sampled[:, Counter.EVICTED].sum())
+        seen = int(hook.sampled[..., Counter.SEEN].sum())
+        evicted = int(hook.sampled[..., Counter.EVICTED].sum())
         exact = int(hook.counters.sum())
     assert_same_answers(before, after)
     assert seen == GROUPS * sum(len(p) + len(a.tokens) - 1 for p, a in zip(token_prompts(), after, strict=True))

@@ -12,12 +12,18 @@ from kvplugin.config import Phase
 from kvplugin.metrics.metric import Buffer, Label, LabelValue, Metric, MetricType
 from kvplugin.remap.counters import RemapCounter
 from kvplugin.remap.paths import RemapPath
+from kvplugin.requests.fingerprint import Fingerprint
+from kvplugin.requests.keys import RequestKey
+from kvplugin.requests.sessions import Standing
 from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter
+from kvplugin.topology.prefix import PrefixCounter
 
-EXACT = Buffer("exact", len(PHASE_ROWS), Counter)
+EXACT = Buffer("exact", len(PHASE_ROWS), Counter, per_arm=True)
 """What the policy did, row 0 prefill and row 1 decode."""
-SAMPLED = Buffer("sampled", len(PHASE_ROWS), Counter)
+SAMPLED = Buffer("sampled", len(PHASE_ROWS), Counter, per_arm=True)
 """As :data:`EXACT`, over the rows that ``before_topk`` samples."""
+PREFIX = Buffer("prefix", len(PHASE_ROWS), PrefixCounter, per_arm=True)
+"""What rows see of their request's stable prefix."""
 REMAP_PATHS = Buffer("remap_paths", 1, RemapPath)
 """How layers came by their physical indices."""
 REMAP_INVALID = Buffer("remap_invalid", 1, RemapCounter)
@@ -39,6 +45,19 @@ class InactiveReason(StrEnum):
     UNSUPPORTED_VLLM = "unsupported_vllm"
     SELF_TEST_FAILED = "self_test_failed"
     NOT_REPORTED = "not_reported"
+
+
+OTHER = "other"
+"""Label value for whatever is not listed."""
+
+
+@unique
+class ArmChoice(StrEnum):
+    """What decided a request's arm."""
+
+    EXPLICIT = "explicit"
+    SESSION = "session"
+    REQUEST = "request"
 
 
 ActiveState = InactiveReason | Literal["active"]
@@ -75,7 +94,9 @@ _STATE_MEANINGS: dict[ActiveState, str] = {
 }
 
 DEFAULT_ARM = "default"
-ARM = Label("arm", (LabelValue(DEFAULT_ARM, "the policy of the engine's configuration"),))
+ARM = Label(
+    "arm", meaning=f"The arms of the rollout that are, or were, in force; without a rollout `{DEFAULT_ARM}` alone."
+)
 PHASE = Label("phase", tuple(LabelValue(p, _PHASE_MEANINGS[p], rows=(row,)) for row, p in enumerate(PHASE_ROWS)))
 OUTCOME = Label(
     "outcome",
@@ -111,6 +132,15 @@ KIND = Label(
 REASON = Label(
     "reason", tuple(LabelValue(name, _BYPASS_MEANINGS[c], columns=(c,)) for name, c in BYPASS_REASONS.items())
 )
+_FIELD_MEANINGS = {
+    "scaffold": "`kvplugin_scaffold`",
+    "contract": "`kvplugin_contract`",
+    "scaffold_tokens": "the tokens themselves, or how many",
+    "model": "the model",
+    "dtype": "its activations' dtype",
+    "block_size": "tokens per policy block",
+    "cache_layout": "dtype and block size of the KV cache",
+}
 _PATH_MEANINGS = {
     RemapPath.GROUPED: "a leader's conversion, for its whole index group",
     RemapPath.MEMO: "a follower's read of its leader's conversion; nothing is converted",
@@ -124,6 +154,13 @@ _INVALID_MEANINGS = {
     RemapCounter.INVALID_PAGE: "the block table names no block of the KV pool there",
     RemapCounter.OVERFLOW: "the row of the KV pool does not fit 32 bits",
 }
+PREFIX_KIND = Label(
+    "kind",
+    (
+        _column(PrefixCounter.VISIBLE, "tokens of the stable prefix that the row sees"),
+        _column(PrefixCounter.UNSELECTED, "those that it does not attend to"),
+    ),
+)
 PATH = Label("path", tuple(_column(path, meaning) for path, meaning in _PATH_MEANINGS.items()))
 INVALID_REASON = Label("reason", tuple(_column(reason, meaning) for reason, meaning in _INVALID_MEANINGS.items()))
 STATE = Label("reason", tuple(LabelValue(state, meaning) for state, meaning in _STATE_MEANINGS.items()))
@@ -179,6 +216,21 @@ REMAP_INVALID_SLOTS = Metric(
     (INVALID_REASON,),
     REMAP_INVALID,
 )
+POLICY_PREFIX_ROWS = Metric(
+    "kvplugin_policy_prefix_rows_total",
+    MetricType.COUNTER,
+    "Rows of mode topology_compress_sparse whose request has a stable prefix, once per index group.",
+    (ARM, PHASE),
+    PREFIX,
+    (PrefixCounter.ROWS,),
+)
+POLICY_PREFIX_TOKENS = Metric(
+    "kvplugin_policy_prefix_tokens_total",
+    MetricType.COUNTER,
+    "Tokens of stable prefixes, once per such row and index group: a token counts again for each row that sees it.",
+    (ARM, PHASE, PREFIX_KIND),
+    PREFIX,
+)
 ACTIVE_STATE = Metric(
     "kvplugin_active",
     MetricType.GAUGE,
@@ -192,17 +244,150 @@ BUILD_INFO = Metric(
     (Label("version"), Label("vllm_version"), Label("torch_version")),
 )
 
-METRICS = (
+CHOICE = Label(
+    "choice",
+    (
+        LabelValue(ArmChoice.EXPLICIT, "the request names its arm"),
+        LabelValue(ArmChoice.SESSION, "hash of its session"),
+        LabelValue(ArmChoice.REQUEST, "hash of its request id"),
+    ),
+)
+FINISH = Label(
+    "reason",
+    (
+        LabelValue("stop", "a stop token or string"),
+        LabelValue("length", "the token limit"),
+        LabelValue("abort", "the client went away"),
+        LabelValue("error", "the engine failed on it"),
+        LabelValue("repetition", "it repeated itself"),
+        LabelValue(OTHER, "any other"),
+    ),
+)
+ERROR_KEY = Label(
+    "key", (*(LabelValue(key, "its value is no good") for key in RequestKey), LabelValue(OTHER, "no key of the plugin"))
+)
+PROCESS = Label(
+    "process",
+    (LabelValue("frontend", "where requests are given their arms"), LabelValue("engine", "where steps are scheduled")),
+)
+STANDING = Label(
+    "result",
+    (
+        LabelValue(Standing.HIT, "the session's last prompt had the same"),
+        LabelValue(Standing.MISS, "the session is new, or was forgotten"),
+        LabelValue(Standing.INVALIDATED, "the session's last prompt had another"),
+    ),
+)
+FINGERPRINT_FIELD = Label("field", tuple(LabelValue(name, _FIELD_MEANINGS[name]) for name in Fingerprint._fields))
+
+REQUESTS = Metric(
+    "kvplugin_requests_total",
+    MetricType.COUNTER,
+    "Requests that were given an arm, by what decided it.",
+    (ARM, CHOICE),
+)
+REQUEST_ERRORS = Metric(
+    "kvplugin_request_errors_total",
+    MetricType.COUNTER,
+    "Requests that were refused for one of the plugin's keys. HTTP requests are checked twice and refused once.",
+    (ERROR_KEY,),
+)
+REQUEST_PROMPT_TOKENS = Metric(
+    "kvplugin_request_prompt_tokens_total",
+    MetricType.COUNTER,
+    "Prompt tokens of requests, counted when they enter the engine.",
+    (ARM,),
+)
+REQUEST_GENERATION_TOKENS = Metric(
+    "kvplugin_request_generation_tokens_total", MetricType.COUNTER, "Tokens put out, as they are put out.", (ARM,)
+)
+REQUEST_FINISHED = Metric(
+    "kvplugin_request_finished_total", MetricType.COUNTER, "Requests that ended, by reason.", (ARM, FINISH)
+)
+REQUEST_TTFT = Metric(
+    "kvplugin_request_ttft_seconds",
+    MetricType.HISTOGRAM,
+    "From a request's arrival to its first token.",
+    (ARM,),
+    buckets=(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
+)
+REQUEST_INTER_TOKEN = Metric(
+    "kvplugin_request_inter_token_seconds",
+    MetricType.HISTOGRAM,
+    "Between two tokens of a request; tokens that come together share the time since the ones before.",
+    (ARM,),
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5),
+)
+REQUEST_E2E = Metric(
+    "kvplugin_request_e2e_seconds",
+    MetricType.HISTOGRAM,
+    "From a request's arrival to its end.",
+    (ARM,),
+    buckets=(0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920),
+)
+ROLLOUT_GENERATION = Metric(
+    "kvplugin_rollout_generation",
+    MetricType.GAUGE,
+    "How often the rollout in force has changed since the engine started, and 1.",
+    (),
+)
+ROLLOUT_ENABLED = Metric("kvplugin_rollout_enabled", MetricType.GAUGE, "0 while the kill switch is pulled, else 1.", ())
+ROLLOUT_SHARE = Metric(
+    "kvplugin_rollout_share", MetricType.GAUGE, "Fraction of the traffic that is to go to an arm.", (ARM,)
+)
+ROLLOUT_RELOAD_FAILURES = Metric(
+    "kvplugin_rollout_reload_failures_total",
+    MetricType.COUNTER,
+    "Times that the rollout file or the override turned bad; the last good one stayed in force.",
+    (PROCESS,),
+)
+FINGERPRINTS = Metric(
+    "kvplugin_fingerprints_total",
+    MetricType.COUNTER,
+    "Requests of a session, by how their prompt's stable part stands to the last one's.",
+    (STANDING,),
+)
+FINGERPRINT_INVALIDATIONS = Metric(
+    "kvplugin_fingerprint_invalidations_total",
+    MetricType.COUNTER,
+    "Fields that differed in invalidated fingerprints.",
+    (FINGERPRINT_FIELD,),
+)
+
+ENGINE_METRICS = (
     POLICY_ROWS,
     POLICY_TOKENS,
     POLICY_BYPASS,
     POLICY_SAMPLED_ROWS,
     POLICY_SAMPLED_TOKENS,
+    POLICY_PREFIX_ROWS,
+    POLICY_PREFIX_TOKENS,
     REMAP_CONVERSIONS,
     REMAP_INVALID_SLOTS,
-    ACTIVE_STATE,
-    BUILD_INFO,
 )
+"""Counted on the engine's device, or beside it."""
+FRONT_END_METRICS = (
+    REQUESTS,
+    REQUEST_ERRORS,
+    REQUEST_PROMPT_TOKENS,
+    REQUEST_GENERATION_TOKENS,
+    REQUEST_FINISHED,
+    REQUEST_TTFT,
+    REQUEST_INTER_TOKEN,
+    REQUEST_E2E,
+    ROLLOUT_RELOAD_FAILURES,
+)
+"""Kept by each front-end process."""
+ROLLOUT_METRICS = (
+    ROLLOUT_GENERATION,
+    ROLLOUT_ENABLED,
+    ROLLOUT_SHARE,
+    ROLLOUT_RELOAD_FAILURES,
+    FINGERPRINTS,
+    FINGERPRINT_INVALIDATIONS,
+)
+"""Kept by each engine core."""
+METRICS = tuple(dict.fromkeys((*ENGINE_METRICS, *FRONT_END_METRICS, *ROLLOUT_METRICS, ACTIVE_STATE, BUILD_INFO)))
 
 if __name__ == "__main__":
     from kvplugin.metrics.page import render_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from multiprocessing.util import Finalize
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kvplugin.errors import ArgumentError
-from kvplugin.metrics.definitions import ARM, DEFAULT_ARM
+from kvplugin.metrics.definitions import DEFAULT_ARM
 from kvplugin.metrics.directory import metrics_directory
 from kvplugin.metrics.files import MetricFile, unique_mark
 from kvplugin.metrics.metric import Buffer, MetricType
-from kvplugin.metrics.series import CounterSeries, Snapshot, counter_series
-from kvplugin.metrics.snapshot import Reader, latest, reader_for
+from kvplugin.metrics.series import Snapshot, counter_series
+from kvplugin.metrics.snapshot import grown, latest, reader_for, zeros
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ DRAIN_INTERVAL_S = 0.25
 
 
 class CounterExporter:
-    """Publishes counter buffers, as they grow, under fixed labels.
+    """Publishes counter buffers, as they grow.
 
     All series exist as soon as this returns. They keep their values when the process ends, so that a restarted worker
     adds to them. The buffers must only ever grow; a smaller value is not published. Where the metrics directory cannot
@@ -36,31 +36,29 @@ class CounterExporter:
     graphs (:class:`DeviceReader` says why).
 
     Args:
-        counters: int64 ``[..., rows, columns]`` for each kind of buffer that the engine has; leading dimensions are
-            added up.
-        arm: value of the ``arm`` label.
+        counters: int64 ``[..., rows, columns]`` for each kind of buffer that the engine has, with arms ``[..., arms,
+            rows, columns]`` for those that count by arm; dimensions before that are added up.
+        arms: name of each arm, None for one that is free; nothing = an engine without arms.
         interval_s: seconds between two publications after :meth:`start`.
-        on_change: called with the host's copy of a buffer whenever it has grown; must not raise.
+        on_change: called with the host's copy of a buffer, all arms together, whenever it has grown; must not raise.
 
     Raises:
-        ArgumentError: a wrong shape or dtype, an unknown arm, or an interval that is not positive.
+        ArgumentError: a wrong shape or dtype, or an interval that is not positive.
     """
 
     def __init__(
         self,
         counters: Mapping[Buffer, Tensor],
         *,
-        arm: str = DEFAULT_ARM,
+        arms: Sequence[str | None] | None = None,
         interval_s: float = DRAIN_INTERVAL_S,
         on_change: Callable[[Buffer, Snapshot], None] = lambda buffer, snapshot: None,
     ) -> None:
-        _check_arguments(counters, arm, interval_s)
-        self._readers: dict[Buffer, Reader] = {buffer: reader_for(tensor) for buffer, tensor in counters.items()}
-        self._series: dict[Buffer, dict[str, CounterSeries]] = {
-            buffer: {series.key: series for series in counter_series([buffer], arm)} for buffer in counters
-        }
-        self._published: dict[Buffer, Snapshot] = {
-            buffer: [[0] * len(buffer.columns)] * buffer.rows for buffer in counters
+        _check_arguments(counters, 0 if arms is None else len(arms), interval_s)
+        self._arms: tuple[str | None, ...] = (DEFAULT_ARM,) if arms is None else tuple(arms)
+        self._readers = {buffer: reader_for(tensor, self._arms_in(buffer)) for buffer, tensor in counters.items()}
+        self._known: dict[Buffer, list[Snapshot]] = {
+            buffer: [_zeros(buffer)] * self._arms_in(buffer) for buffer in counters
         }
         self._interval_s = interval_s
         self._on_change = on_change
@@ -68,7 +66,8 @@ class CounterExporter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._file = self._create_file()
+        self._parts: dict[str, _Part] | None = {}
+        self._add_parts()
         self.publish()
         # multiprocessing's exit hook, because its children end without running atexit where they were forked.
         self._at_exit = Finalize(None, self.close, exitpriority=10)
@@ -76,7 +75,7 @@ class CounterExporter:
     @property
     def exports(self) -> bool:
         """True from construction to :meth:`close`, unless the directory could not be written."""
-        return self._file is not None
+        return self._parts is not None
 
     def start(self) -> None:
         """Publish every ``interval_s`` seconds from a daemon thread, until :meth:`close`."""
@@ -88,6 +87,16 @@ class CounterExporter:
         """Publish what the buffers hold now; for a CUDA buffer, what they held when the last copy ran. Thread-safe."""
         self._publish(wait=False)
 
+    def rename_arms(self, arms: Sequence[str | None]) -> None:
+        """What is counted from now on belongs to these arms; what has been counted stays with the ones before.
+
+        To be called where no step is under way; it waits for the device.
+        """
+        self._publish(wait=True)
+        with self._lock:
+            self._arms = tuple(arms)
+            self._add_parts()
+
     def close(self) -> None:
         """Publish once more and stop. Called at exit if not before; may be called twice."""
         if self._forked():
@@ -97,31 +106,37 @@ class CounterExporter:
             self._thread.join()
         self._publish(wait=True)
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            for part in (self._parts or {}).values():
+                part.file.close()
+            self._parts = None
         self._at_exit.cancel()
+
+    def _arms_in(self, buffer: Buffer) -> int:
+        return len(self._arms) if buffer.per_arm else 1
 
     def _publish(self, *, wait: bool) -> None:
         if self._forked():
             return
         with self._lock:
-            if self._file is None:
+            if self._parts is None:
                 return
             for buffer, reader in self._readers.items():
                 found = reader.read(wait=wait)
-                if found is not None and found != self._published[buffer]:
-                    self._store(self._file, buffer, latest(self._published[buffer], found))
+                if found is not None and found != self._known[buffer]:
+                    self._store(self._parts, buffer, found)
 
     def _forked(self) -> bool:
-        """True in a child of the exporting process: it shares the file, but its buffers and lock are copies."""
+        """True in a child of the exporting process: it shares the files, but its buffers and lock are copies."""
         return os.getpid() != self._process
 
-    def _store(self, file: MetricFile, buffer: Buffer, snapshot: Snapshot) -> None:
-        for key, series in self._series[buffer].items():
-            file.set(key, series.total(snapshot))
-        self._published[buffer] = snapshot
-        self._on_change(buffer, snapshot)
+    def _store(self, parts: dict[str, _Part], buffer: Buffer, found: list[Snapshot]) -> None:
+        known = self._known[buffer]
+        names = self._arms if buffer.per_arm else (DEFAULT_ARM,)
+        for name, old, new in zip(names, known, found, strict=True):
+            if name is not None and new != old:
+                parts[name if buffer.per_arm else ENGINE].add(buffer, old, new)
+        self._known[buffer] = [latest(*pair) for pair in zip(known, found, strict=True)]
+        self._on_change(buffer, [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*found, strict=True)])
 
     def _drain(self) -> None:
         while not self._stop.wait(self._interval_s):
@@ -131,14 +146,43 @@ class CounterExporter:
                 logger.exception("kvplugin metrics: reading the counters failed; they stay at their last values")
                 return
 
-    def _create_file(self) -> MetricFile | None:
-        directory = metrics_directory()
-        zeros = dict.fromkeys(chain(*self._series.values()), 0.0)
+    def _add_parts(self) -> None:
+        """A file for each arm that has none yet, and one for what is counted without arms."""
+        if self._parts is None:
+            return
+        wanted: dict[str, list[Buffer]] = {ENGINE: [buffer for buffer in self._readers if not buffer.per_arm]}
+        wanted |= {name: [b for b in self._readers if b.per_arm] for name in self._arms if name is not None}
         try:
-            return MetricFile(directory / f"{MetricType.COUNTER}_{unique_mark()}.db", zeros)
+            for name, buffers in wanted.items():
+                if buffers and name not in self._parts:
+                    self._parts[name] = _Part(buffers, name)
         except OSError as error:
-            warn_unusable(directory, str(error))
-            return None
+            warn_unusable(metrics_directory(), str(error))
+            self._parts = None
+
+
+ENGINE = ""
+"""Name of the part that is counted without arms; no arm is called so."""
+
+
+class _Part:
+    """The series of one arm, in a file of their own; several files of a directory are added up."""
+
+    def __init__(self, buffers: Sequence[Buffer], arm: str) -> None:
+        self._totals = {buffer: _zeros(buffer) for buffer in buffers}
+        self._series = {buffer: {series.key: series for series in counter_series([buffer], arm)} for buffer in buffers}
+        first = dict.fromkeys(chain(*self._series.values()), 0.0)
+        self.file = MetricFile(metrics_directory() / f"{MetricType.COUNTER}_{unique_mark()}.db", first)
+
+    def add(self, buffer: Buffer, old: Snapshot, new: Snapshot) -> None:
+        """What a buffer counted of the arm since it held ``old``."""
+        self._totals[buffer] = grown(self._totals[buffer], old, new)
+        for key, series in self._series[buffer].items():
+            self.file.set(key, series.total(self._totals[buffer]))
+
+
+def _zeros(buffer: Buffer) -> Snapshot:
+    return zeros(*buffer.shape)
 
 
 @cache
@@ -147,15 +191,14 @@ def warn_unusable(directory: Path, problem: str) -> None:
     logger.warning("kvplugin metrics: %s cannot be written (%s); serving goes on without them", directory, problem)
 
 
-def _check_arguments(counters: Mapping[Buffer, Tensor], arm: str, interval_s: float) -> None:
+def _check_arguments(counters: Mapping[Buffer, Tensor], arms: int, interval_s: float) -> None:
     where = "CounterExporter"
     for buffer, tensor in counters.items():
-        if tensor.dtype != torch.int64 or tensor.shape[-2:] != buffer.shape:
+        by_arm = buffer.per_arm and arms > 0
+        sizes = (*((arms,) if by_arm else ()), *buffer.shape)
+        if tensor.dtype != torch.int64 or tensor.shape[-len(sizes) :] != sizes:
             found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-            wanted = f"int64 [..., {buffer.rows}, {len(buffer.columns)}]"
+            wanted = f"int64 [..., {', '.join(map(str, sizes))}]"
             raise ArgumentError(f"{where}.counters[{buffer.name}]", f"got {found}", f"must be {wanted}")
-    arms = [value.text for value in ARM.values]
-    if arm not in arms:
-        raise ArgumentError(f"{where}.arm", f"{arm!r} is unknown", f"use {', '.join(arms)}")
     if not interval_s > 0:
         raise ArgumentError(f"{where}.interval_s", f"{interval_s} is not positive", "give seconds")

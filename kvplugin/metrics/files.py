@@ -46,9 +46,9 @@ class MetricFile:
             draft.unlink(missing_ok=True)
             raise
 
-    def set(self, key: str, value: float) -> None:
-        """Set the value of one of the file's series."""
-        self._values.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
+    def set(self, key: str, value: float, time: float = 0.0) -> None:
+        """Set the value of one of the file's series, and when it was found where that decides between processes."""
+        self._values.write_value(key, value, time)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Close the file; its values stay on disk."""

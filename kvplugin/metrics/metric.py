@@ -11,6 +11,7 @@ class MetricType(StrEnum):
 
     COUNTER = "counter"
     GAUGE = "gauge"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Buffer:
         name: as error messages call it.
         rows: size of the last dimension but one.
         columns: names of the last dimension.
+        per_arm: where an engine has arms, they are the dimension before the rows.
     """
 
     name: str
     rows: int
     columns: type[IntEnum]
+    per_arm: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -52,21 +55,33 @@ class LabelValue:
 
 @dataclass(frozen=True)
 class Label:
-    """A label and all values it can take; no values = each process writes the one it knows when it starts."""
+    """A label and all values it can take; none = they are known when the engine runs, and ``meaning`` says which."""
 
     name: str
     values: tuple[LabelValue, ...] = ()
+    meaning: str = ""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric; ``name`` is the one that PromQL uses, and ``buffer`` is None where no counter stands behind it."""
+    """One metric.
+
+    Attributes:
+        name: the one that PromQL uses; of a histogram without ``_bucket``, ``_sum`` or ``_count``.
+        type, help: as the exposition format has them.
+        labels: in order.
+        buffer: what counts it on the engine's device; None = a process that knows it by itself.
+        columns: of the buffer, those that count here; none given = all that the labels leave.
+        buckets: upper bounds of a histogram, without the infinite one.
+    """
 
     name: str
     type: MetricType
     help: str
     labels: tuple[Label, ...]
     buffer: Buffer | None = None
+    columns: tuple[IntEnum, ...] = ()
+    buckets: tuple[float, ...] = ()
 
     @property
     def family(self) -> str:

@@ -48,9 +48,13 @@ def _label_sections() -> Iterator[str]:
     users: dict[Label, list[str]] = {}
     for metric in METRICS:
         for label in metric.labels:
-            if label.values:
+            if label.values or label.meaning:
                 users.setdefault(label, []).append(f"`{metric.name}`")
     for label, names in users.items():
-        yield f"\n## Values of `{label.name}`\n\nIn {', '.join(names)}.\n\n| value | meaning |\n|---|---|"
+        yield f"\n## Values of `{label.name}`\n\nIn {', '.join(names)}.\n"
+        if label.meaning:
+            yield label.meaning
+            continue
+        yield "| value | meaning |\n|---|---|"
         yield from (f"| `{value.text}` | {value.meaning} |" for value in label.values)
     yield ""

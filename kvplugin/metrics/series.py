@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
@@ -35,12 +36,16 @@ class CounterSeries(NamedTuple):
 def counter_series(buffers: Collection[Buffer], arm: str) -> tuple[CounterSeries, ...]:
     """All series that are read from these buffers, for one arm, whatever their value."""
     return tuple(
-        CounterSeries(metric, tuple(value.text for value in combination), _cells(metric.buffer, combination))
+        CounterSeries(metric, tuple(value.text for value in values), _cells(metric.buffer, metric.columns, values))
         for metric in METRICS
         if metric.buffer is not None and metric.buffer in buffers
-        for combination in product(*(label.values for label in metric.labels))
-        if all(value.text == arm for label, value in zip(metric.labels, combination, strict=True) if label is ARM)
+        for values in combinations(metric, arm)
     )
+
+
+def combinations(metric: Metric, arm: str) -> Iterator[tuple[LabelValue, ...]]:
+    """All label values of a metric's series, for one arm."""
+    return product(*((LabelValue(arm, ""),) if label is ARM else label.values for label in metric.labels))
 
 
 def series_key(metric: Metric, labels: Sequence[str]) -> str:
@@ -48,8 +53,8 @@ def series_key(metric: Metric, labels: Sequence[str]) -> str:
     return mmap_key(metric.family, metric.name, [label.name for label in metric.labels], list(labels), metric.help)
 
 
-def _cells(buffer: Buffer, combination: Sequence[LabelValue]) -> tuple[tuple[int, int], ...]:
-    rows, columns = set(range(buffer.rows)), set(buffer.columns)
+def _cells(buffer: Buffer, only: Sequence[IntEnum], combination: Sequence[LabelValue]) -> tuple[tuple[int, int], ...]:
+    rows, columns = set(range(buffer.rows)), set(only or buffer.columns)
     for value in combination:
         rows &= rows if value.rows is None else set(value.rows)
         columns &= columns if value.columns is None else set(value.columns)

@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from kvplugin.config import Mode
 from kvplugin.topology.call import ArmsCall, LiftArmsCall, LiftCall, PolicyCall
 from kvplugin.topology.counters import Counter
 from kvplugin.topology.params import PolicyParams
@@ -52,11 +53,13 @@ def lift_arms_into(implementation: ModuleType, call: LiftArmsCall) -> None:
 
 
 def _arms(call: ArmsCall | LiftArmsCall) -> Iterator[tuple[int, PolicyParams, Tensor | None]]:
-    """Each arm, its policy, and the live rows that follow it."""
+    """Each arm that does something, its policy, and the live rows that follow it."""
     if call.row_arm is None:
         yield 0, tables_arms(call.policies[:1])[0], call.row_live
         return
     for arm, params in enumerate(tables_arms(call.policies)):
+        if params.mode is Mode.DISABLED:
+            continue
         own = call.row_arm == arm
         yield arm, params, own if call.row_live is None else own & call.row_live
 

@@ -52,7 +52,7 @@ class PolicyTable:
             found = f"{len(arms)} arms in a table of {capacity}"
             raise ArgumentError(f"{where}.capacity", found, f"use 1 to {MOST_ARMS}, and no fewer than there are arms")
         self.width = arms[0].width
-        self.listed_witnesses = max(map(_listed, arms)) if listed_witnesses is None else listed_witnesses
+        self.listed_witnesses = max(map(witnesses_to_list, arms)) if listed_witnesses is None else listed_witnesses
         self._arms: dict[int, PolicyParams] = {}
         with torch.inference_mode(False):  # tensors made in it could not be changed outside of it
             self.rows = torch.zeros(capacity, len(FIELDS), dtype=torch.int64, device=device)
@@ -66,16 +66,26 @@ class PolicyTable:
         Raises:
             ArgumentError: no such arm, another width, or more listed witnesses than the table was made for.
         """
-        where = "PolicyTable.set_arm"
         if not 0 <= arm < len(self.rows):
-            raise ArgumentError(f"{where}.arm", f"got {arm}", f"use 0 to {len(self.rows) - 1}")
-        if params.width != self.width:
-            raise ArgumentError(f"{where}.params", f"lowered for width {params.width}", f"lower it for {self.width}")
-        if _listed(params) > self.listed_witnesses:
-            found = f"needs a list of {_listed(params)} witnesses, the table holds {self.listed_witnesses}"
-            raise ArgumentError(f"{where}.params", found, "make the table with a larger listed_witnesses")
+            raise ArgumentError("PolicyTable.set_arm.arm", f"got {arm}", f"use 0 to {len(self.rows) - 1}")
+        self.check([params])
         self._arms[arm] = params
         self.rows[arm] = torch.tensor(encode(params), dtype=torch.int64)
+
+    def check(self, arms: Sequence[PolicyParams]) -> None:
+        """See that the table can hold these policies.
+
+        Raises:
+            ArgumentError: another width, or more listed witnesses than the table was made for.
+        """
+        where = "PolicyTable.set_arm.params"
+        for params in arms:
+            if params.width != self.width:
+                raise ArgumentError(where, f"lowered for width {params.width}", f"lower it for {self.width}")
+            needed = witnesses_to_list(params)
+            if needed > self.listed_witnesses:
+                found = f"needs a list of {needed} witnesses, the table holds {self.listed_witnesses}"
+                raise ArgumentError(where, found, "make the table with a larger listed_witnesses")
 
     @property
     def can_lift(self) -> bool:
@@ -116,7 +126,7 @@ def _value(kind: type[Any], number: int) -> Any:
     return list(kind)[number] if issubclass(kind, Enum) else kind(number)
 
 
-def _listed(params: PolicyParams) -> int:
+def witnesses_to_list(params: PolicyParams) -> int:
     """Witnesses without a closed form that a row can have."""
     if params.mode is Mode.DISABLED or params.witness is Witness.UNIFORM:
         return 0

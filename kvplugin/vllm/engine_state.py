@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kvplugin.config import KvpluginConfig, Mode
+from kvplugin.config import KvpluginConfig, Mode, PolicyConfig
 from kvplugin.errors import KvpluginError
 from kvplugin.metrics.definitions import (
     ACTIVE,
     EXACT,
+    PREFIX,
     REMAP_INVALID,
     REMAP_PATHS,
     SAMPLED,
@@ -24,10 +25,12 @@ from kvplugin.metrics.metric import Buffer
 from kvplugin.metrics.series import Snapshot
 from kvplugin.metrics.status import report_active
 from kvplugin.remap import RemapCounter
+from kvplugin.requests.slots import StepRollout
 from kvplugin.topology import BYPASS_REASONS, Counter
 from kvplugin.vllm.engine_remap import EngineRemap
 from kvplugin.vllm.hook import PolicyHook, TopkFunction
 from kvplugin.vllm.log import logger, warn_once
+from kvplugin.vllm.rollout.source import Process, watch_rollout
 from kvplugin.vllm.self_test import SelectRows, run_self_test
 from kvplugin.vllm.settings import engine_config
 
@@ -52,6 +55,7 @@ class EngineState:
     def __init__(self, vllm_config: Any) -> None:
         self.hook: PolicyHook | None = None
         self.capture: StepCapture | None = None
+        self._exporter: CounterExporter | None = None
         self._vllm_config = vllm_config
         self._attached = False
         self._config: KvpluginConfig | None = engine_config(vllm_config)
@@ -81,6 +85,23 @@ class EngineState:
         if exports:
             self._export(state)
 
+    def begin_rollout(self, step: StepRollout) -> bool:
+        """Go by another rollout from the next step on.
+
+        Returns:
+            False where it cannot be followed; the one before stays in force then, here as on every other rank.
+        """
+        if self.hook is None:
+            return False
+        try:
+            self.hook.set_policies(_policies(step), enabled=step.enabled)
+        except Exception:
+            logger.exception("kvplugin: the rollout cannot be followed; the policies before it stay in force")
+            return False
+        if self._exporter is not None:
+            self._exporter.rename_arms(_names(step))
+        return True
+
     def recorder(self, common: CommonAttentionMetadata) -> GuardedRecorder | None:
         """Who records the step of a batch that is being described; None unless a capture waits for this very step."""
         return None if self.capture is None else self.capture.begin_step(common)
@@ -88,10 +109,12 @@ class EngineState:
     def _activate(self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction) -> ActiveState:
         if self._config is None:
             return InactiveReason.NOT_CONFIGURED
-        if self._config.policy.mode is Mode.DISABLED:
+        if self._config.policy.mode is Mode.DISABLED and self._config.rollout is None:
             return InactiveReason.POLICY_DISABLED
         try:
-            self.hook = PolicyHook(self._config, width, device, topk)
+            policies = [self._config.policy] if self._config.rollout is None else _policies(self._first_rollout())
+            sample_every = self._config.metrics.sample_every
+            self.hook = PolicyHook(policies, self._config.placement, sample_every, width, device, topk)
             rows = run_self_test(self.hook, select_rows, topk)
         except KvpluginError as error:
             logger.error("kvplugin: %s", error)
@@ -107,15 +130,30 @@ class EngineState:
             return
         report_active(state)
         if self._config is not None:
-            exporter = CounterExporter(self._counters(), on_change=_warn_about)
-            exporter.start()
-            weakref.finalize(self, exporter.close)
+            arms = None if self._config.rollout is None else _names(self._first_rollout())
+            self._exporter = CounterExporter(self._counters(), arms=arms, on_change=_warn_about)
+            self._exporter.start()
+            weakref.finalize(self, self._exporter.close)
+
+    def _first_rollout(self) -> StepRollout:
+        """The rollout file as this worker finds it, until the first step brings what is in force."""
+        return StepRollout.first(watch_rollout(self._vllm_config, Process.WORKER).current)
 
     def _counters(self) -> dict[Buffer, Tensor]:
         found = {REMAP_PATHS: self.remap.paths[None], REMAP_INVALID: self.remap.invalid[None]}
         if self.hook is not None:
             found |= {EXACT: self.hook.counters, SAMPLED: self.hook.sampled}
+            if self._config is not None and self._config.rollout is not None:
+                found[PREFIX] = self.hook.prefix_counters
         return found
+
+
+def _policies(step: StepRollout) -> list[PolicyConfig | None]:
+    return [None if arm is None else arm[1] for arm in step.arms]
+
+
+def _names(step: StepRollout) -> list[str | None]:
+    return [None if arm is None else arm[0] for arm in step.arms]
 
 
 def _warn_about(buffer: Buffer, snapshot: Snapshot) -> None:

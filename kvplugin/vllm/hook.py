@@ -1,60 +1,98 @@
-"""The policy of one engine at its top-k stage: one function that every engine's indexer calls."""
+"""The policies of one engine at its top-k stage: one function that every engine's indexer calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from kvplugin.config import KvpluginConfig, MismatchAction, Mode, Placement
+from kvplugin.config import MismatchAction, Mode, Placement, PolicyConfig
 from kvplugin.topology import (
+    PolicyParams,
+    PolicyTable,
     apply_topology_policy,
     lift_structural_scores,
     lower,
     new_counters,
     raise_recorded,
 )
+from kvplugin.topology.prefix import count_stable_prefix, new_prefix_counters
 from kvplugin.topology.reference import call_bypass
+from kvplugin.vllm.rows import Rows
 
 TopkFunction = Callable[[Tensor, Tensor, Tensor], None]
 """``topk(scores [T, N], row_lengths [T], selection [T, K])``: the engine's own top-k, writing ``selection``."""
 
 
 class PolicyHook:
-    """Applies the configured policy to the rows of one top-k call and counts what it did.
+    """Applies each row's policy to the rows of one top-k call and counts what it did.
+
+    Args:
+        policies: of each arm, None for a free row of the table; one policy where the engine has no arms.
+        placement: whether :meth:`on_topk` is called after the engine's top-k, or before it.
+        sample_every: ``before_topk`` counts in one row of so many.
+        width: K of the engine's top-k.
+        device: of its buffers.
+        topk: its top-k alone.
 
     Attributes:
-        placement: call :meth:`on_topk` after the engine's top-k, or before it.
-        counters: int64 ``[2, len(Counter)]`` on the engine's device, added to by every call; exact.
+        counters: int64 ``[arms, 2, len(Counter)]`` on the engine's device, added to by every call; exact.
         sampled: the same from the sampled rows of ``before_topk``, where the exact counters stay 0.
+        prefix_counters: int64 ``[arms, 2, len(PrefixCounter)]``, of modes that count stable prefixes.
+
+    Raises:
+        ArgumentError: a policy's structure does not fit the width.
     """
 
-    def __init__(self, config: KvpluginConfig, width: int, device: torch.device, topk: TopkFunction) -> None:
-        """Lower the policy for the engine's top-k width.
+    def __init__(
+        self,
+        policies: Sequence[PolicyConfig | None],
+        placement: Placement,
+        sample_every: int,
+        width: int,
+        device: torch.device,
+        topk: TopkFunction,
+    ) -> None:
+        self.placement, self.width = placement, width
+        arms = len(policies)
+        lowered = self._lowered(policies)
+        self._table = PolicyTable(lowered, device)
+        self._observed = PolicyTable([_observing(params) for params in lowered], device)
+        self.counters, self.sampled = new_counters(device, arms), new_counters(device, arms)
+        self.prefix_counters = new_prefix_counters(device, arms)
+        self._counting = torch.zeros(arms, dtype=torch.int32, device=device)
+        self._topk = topk
+        self._sample_every = _coprime(sample_every)
+        self._rows = 0
+        self._error = torch.zeros(4, dtype=torch.int64, device=device)
+        self._note(lowered)
+
+    @property
+    def acting(self) -> dict[int, PolicyParams]:
+        """The policies that do something, by their row of the table."""
+        return {arm: params for arm, params in enumerate(self._policies) if params.mode is not Mode.DISABLED}
+
+    def set_policies(self, policies: Sequence[PolicyConfig | None], *, enabled: bool) -> None:
+        """Put other policies in the table, and pull or release the switch; not while a step is under way.
+
+        With the switch pulled every row is left as it is, and nothing is counted.
 
         Raises:
-            ArgumentError: the policy's structure does not fit the width.
+            ArgumentError: a policy does not fit the width, or the table.
         """
-        self.placement = config.placement
-        self.params = lower(config.policy, width)
-        self.counters = new_counters(device)
-        self.sampled = new_counters(device)
-        self._observe = self.params._replace(mode=Mode.OBSERVE)
-        self._topk = topk
-        self._sample_every = _coprime(config.metrics.sample_every)
-        self._rows = 0
-        raises = self.params.mismatch is MismatchAction.RAISE
-        self._error = torch.zeros(4, dtype=torch.int64, device=device) if raises else None
+        lowered = self._lowered(policies)
+        self._table.check(lowered)
+        for arm, params in enumerate(lowered):
+            self._table.set_arm(arm, params)
+            self._observed.set_arm(arm, _observing(params))
+        self._note(lowered if enabled else self._lowered([None] * len(lowered)))
+        for table in (self._table, self._observed):
+            table.switch(on=enabled)
+        self._error.zero_()
 
     def on_topk(
-        self,
-        scores: Tensor,
-        score_start: Tensor | None,
-        row_lengths: Tensor,
-        selection: Tensor,
-        row_live: Tensor | None,
-        row_phase: Tensor | None,
+        self, scores: Tensor, score_start: Tensor | None, row_lengths: Tensor, selection: Tensor, rows: Rows
     ) -> None:
         """Rewrite ``selection`` after the top-k, or lift ``scores`` before it; on the current stream, no host sync.
 
@@ -63,39 +101,43 @@ class PolicyHook:
             score_start: int32 or int64 ``[T]``, or None for 0.
             row_lengths: int32 or int64 ``[T]``, the top-k kernel's own row ends.
             selection: int32 ``[T, K]``, a view of the engine's top-k buffer.
-            row_live: bool ``[T]``, or None where every row is live.
-            row_phase: int8 ``[T]`` (0 prefill, 1 decode), or None for decode.
+            rows: what else is known of the rows.
         """
         if self.placement is Placement.BEFORE_TOPK:
-            self._sample(scores, score_start, row_lengths, selection, row_live, row_phase)
+            self._sample(scores, score_start, row_lengths, selection, rows)
             lift_structural_scores(
                 scores,
                 row_lengths,
-                config=self.params,
+                config=self._table,
                 width=selection.shape[1],
-                row_live=row_live,
-                row_phase=row_phase,
+                row_live=rows.live,
+                row_phase=rows.phase,
+                row_arm=rows.arm,
                 score_start=score_start,
             )
             return
-        apply_topology_policy(
-            selection,
-            row_lengths,
-            config=self.params,
-            row_live=row_live,
-            row_phase=row_phase,
-            scores=scores,
-            score_start=score_start,
-            counters=self.counters,
-            error=self._error,
-        )
+        self._apply(self._table, selection, row_lengths, scores, score_start, rows, self.counters)
+        self.on_selected(row_lengths, selection, rows)
+
+    def on_selected(self, row_lengths: Tensor, selection: Tensor, rows: Rows) -> None:
+        """Count stable prefixes in rows whose selection is settled; for engines that call :meth:`on_topk` before it."""
+        if rows.prefix is not None:
+            count_stable_prefix(
+                selection,
+                row_lengths,
+                rows.prefix,
+                counting=self._counting,
+                counters=self.prefix_counters,
+                row_live=rows.live,
+                row_phase=rows.phase,
+                row_arm=rows.arm,
+            )
 
     def reset(self) -> None:
         """Forget everything counted, sampled and recorded so far."""
         self._rows = 0
-        for tensor in (self.counters, self.sampled, self._error):
-            if tensor is not None:
-                tensor.zero_()
+        for tensor in (self.counters, self.sampled, self.prefix_counters, self._error):
+            tensor.zero_()
 
     def raise_recorded(self) -> None:
         """Raise a coordinate mismatch that an earlier step recorded (``coordinate_mismatch: raise`` only).
@@ -103,53 +145,66 @@ class PolicyHook:
         Raises:
             CoordinateError: naming row, value and interval.
         """
-        if self._error is not None:
+        if self._raises:
             raise_recorded(self._error)
 
-    def _sample(
+    def _lowered(self, policies: Sequence[PolicyConfig | None]) -> list[PolicyParams]:
+        return [lower(policy or PolicyConfig(), self.width) for policy in policies]
+
+    def _note(self, policies: list[PolicyParams]) -> None:
+        """What the host must know of the policies that rows follow now."""
+        self._policies = policies
+        self._raises = any(params.mismatch is MismatchAction.RAISE for params in self.acting.values())
+        counting = [params.mode is Mode.COMPRESS_SPARSE for params in policies]
+        self._counting.copy_(torch.tensor(counting, dtype=torch.int32))
+
+    def _apply(
         self,
+        table: PolicyTable,
+        selection: Tensor,
+        row_lengths: Tensor,
         scores: Tensor,
         score_start: Tensor | None,
-        row_lengths: Tensor,
-        selection: Tensor,
-        row_live: Tensor | None,
-        row_phase: Tensor | None,
+        rows: Rows,
+        counters: Tensor,
+    ) -> None:
+        apply_topology_policy(
+            selection,
+            row_lengths,
+            config=table,
+            row_live=rows.live,
+            row_phase=rows.phase,
+            row_arm=rows.arm,
+            scores=scores,
+            score_start=score_start,
+            counters=counters,
+            error=self._error,
+        )
+
+    def _sample(
+        self, scores: Tensor, score_start: Tensor | None, row_lengths: Tensor, selection: Tensor, rows: Rows
     ) -> None:
         """Count what the policy changes in every n-th row, from a top-k of scores that were not lifted.
 
         Rows of a ragged layout are left out: the engine's top-k is asked for rows that begin at column 0.
         """
-        if call_bypass(self.params, scores.shape[0]) is not None:
+        # Arms that lift have the same limits, which was checked where they were put in force.
+        if any(call_bypass(params, scores.shape[0]) is not None for params in self.acting.values()):
             # Nothing is lifted; observing the whole call counts why, and reads no row.
-            apply_topology_policy(
-                selection,
-                row_lengths,
-                config=self._observe,
-                row_live=row_live,
-                row_phase=row_phase,
-                scores=scores,
-                score_start=score_start,
-                counters=self.sampled,
-                error=self._error,
-            )
+            self._apply(self._observed, selection, row_lengths, scores, score_start, rows, self.sampled)
             return
         first = -self._rows % self._sample_every
         self._rows += scores.shape[0]
-        rows = slice(first, None, self._sample_every)
         if first >= scores.shape[0] or score_start is not None:
             return
-        learned = torch.full_like(selection[rows], -1)
-        self._topk(scores[rows], row_lengths[rows], learned)
-        apply_topology_policy(
-            learned,
-            row_lengths[rows],
-            config=self._observe,
-            row_live=None if row_live is None else row_live[rows],
-            row_phase=None if row_phase is None else row_phase[rows],
-            scores=scores[rows],
-            counters=self.sampled,
-            error=self._error,
-        )
+        chosen = slice(first, None, self._sample_every)
+        learned = torch.full_like(selection[chosen], -1)
+        self._topk(scores[chosen], row_lengths[chosen], learned)
+        self._apply(self._observed, learned, row_lengths[chosen], scores[chosen], None, rows.at(chosen), self.sampled)
+
+
+def _observing(params: PolicyParams) -> PolicyParams:
+    return params if params.mode is Mode.DISABLED else params._replace(mode=Mode.OBSERVE)
 
 
 def _coprime(stride: int) -> int:

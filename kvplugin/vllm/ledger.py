@@ -19,6 +19,10 @@ class Kind(StrEnum):
     READ = "read"
 
 
+OTHERS = "*"
+"""Stands in a signature for parameters that are handed on as they come."""
+
+
 @dataclass(frozen=True)
 class Point:
     """One point of vLLM.
@@ -27,7 +31,8 @@ class Point:
         target: ``module:qualified.name``.
         kind: how it is taken hold of.
         why, how: the reason, and the means.
-        signature: parameter names of a callable as last checked, empty for what is no callable.
+        signature: parameter names of a callable as last checked, empty for what is no callable; with :data:`OTHERS`
+            those that are relied on.
         module: file of the plugin that does it, as a dotted name.
         remove_when: what would make the row unnecessary.
     """
@@ -288,6 +293,149 @@ POINTS = (
         "kvplugin.vllm.capture_client",
         "never: this is vLLM's own extension point",
     ),
+    Point(
+        "vllm.config.scheduler:SchedulerConfig.scheduler_cls",
+        Kind.REGISTER,
+        "what is in force must be decided once per step, for all ranks",
+        "set to RolloutScheduler or RolloutAsyncScheduler where a rollout is configured",
+        (),
+        "kvplugin.vllm.rollout.startup",
+        "never: this is vLLM's own extension point",
+    ),
+    Point(
+        "vllm.v1.core.sched.scheduler:Scheduler.schedule",
+        Kind.SUBCLASS,
+        "what is in force must be decided once per step, for all ranks",
+        "takes up the rollout before, and attaches it to the step's SchedulerOutput after",
+        ("throttle_prefills",),
+        "kvplugin.vllm.rollout.scheduler",
+        "vLLM carries data of plugins with each step",
+    ),
+    Point(
+        "vllm.v1.core.sched.scheduler:Scheduler.add_request",
+        Kind.SUBCLASS,
+        "arms must not share prefix blocks, nor may what was computed before and after a switch",
+        "salts the request for its arm's epoch and hashes its blocks again",
+        ("request",),
+        "kvplugin.vllm.rollout.scheduler",
+        "vLLM lets plugins add to a request's cache salt",
+    ),
+    Point(
+        "vllm.v1.core.sched.scheduler:Scheduler._preempt_request",
+        Kind.SUBCLASS,
+        "a preempted request resumes in the epoch of then",
+        "salts it again",
+        ("request", "timestamp", "drop_stale_output"),
+        "kvplugin.vllm.rollout.scheduler",
+        "vLLM lets plugins add to a request's cache salt",
+    ),
+    Point(
+        "vllm.v1.core.sched.scheduler:Scheduler.waiting",
+        Kind.READ,
+        "requests that wait when an epoch ends are salted again",
+        "its requests, none of which holds blocks",
+        (),
+        "kvplugin.vllm.rollout.scheduler",
+        "vLLM lets plugins add to a request's cache salt",
+    ),
+    Point(
+        "vllm.v1.request:Request.update_block_hashes",
+        Kind.READ,
+        "a request's first block hash holds its salt",
+        "called after block_hashes was emptied, for a request that holds no blocks",
+        (),
+        "kvplugin.vllm.rollout.engine",
+        "vLLM lets plugins add to a request's cache salt",
+    ),
+    Point(
+        "vllm.v1.worker.cpu_worker:CPUWorker.execute_model",
+        Kind.SUBCLASS,
+        "workers follow the rollout and the arms that a step came with",
+        "RolloutMethods reads SchedulerOutput before the step runs",
+        ("scheduler_output",),
+        "kvplugin.vllm.cpu.worker",
+        "vLLM carries data of plugins with each step",
+    ),
+    Point(
+        "vllm.v1.engine.input_processor:InputProcessor.__init__",
+        Kind.WRAP,
+        "each front end watches the rollout of its engine",
+        "makes a FrontEnd where a rollout is configured",
+        ("vllm_config", OTHERS),
+        "kvplugin.vllm.rollout.wrap_input_processor",
+        "vLLM has a hook where requests enter",
+    ),
+    Point(
+        "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+        Kind.WRAP,
+        "a request gets its arm once, where offline and served ones enter",
+        "checks the plugin's keys, and writes the arm into extra_args of the result",
+        ("request_id", "prompt", OTHERS),
+        "kvplugin.vllm.rollout.wrap_input_processor",
+        "vLLM has a hook where requests enter",
+    ),
+    Point(
+        "vllm.sampling_params:SamplingParams.from_optional",
+        Kind.WRAP,
+        "a bad key of a stream must be a status of 400, before the stream starts",
+        "checks the plugin's keys; every HTTP entry point makes its parameters with it",
+        ("extra_args", OTHERS),
+        "kvplugin.vllm.rollout.wrap_sampling_params",
+        "vLLM validates parameters of a stream before it starts",
+    ),
+    Point(
+        "vllm.v1.engine.output_processor:OutputProcessor.add_request",
+        Kind.WRAP,
+        "latencies per arm need the request's internal id",
+        "hangs a trace on the state of a request that has an arm",
+        ("request", "prompt", "parent_req", "request_index", "queue"),
+        "kvplugin.vllm.rollout.wrap_output_processor",
+        "FinishedRequestStats carry the request's parameters",
+    ),
+    Point(
+        "vllm.v1.engine.output_processor:RequestState.make_request_output",
+        Kind.WRAP,
+        "latencies per arm, and the arm of an output for callers in Python",
+        "tells the trace what is put out; sets kvplugin_arm on the output",
+        (
+            "new_token_ids",
+            "pooling_output",
+            "finish_reason",
+            "stop_reason",
+            "kv_transfer_params",
+            "ec_transfer_params",
+            "error",
+        ),
+        "kvplugin.vllm.rollout.wrap_output_processor",
+        "FinishedRequestStats carry the request's parameters",
+    ),
+    Point(
+        "vllm.renderers.base:BaseRenderer.render_chat",
+        Kind.WRAP,
+        "the stable prefix of a chat is its system and tool part, and messages are known here alone",
+        "renders that part with two probes, once for each, and notes its length in the engine input",
+        ("conversations", "chat_params", "tok_params", "prompt_extras", "skip_mm_cache"),
+        "kvplugin.vllm.rollout.wrap_renderer",
+        "vLLM tells how long the leading part of a chat prompt is",
+    ),
+    Point(
+        "vllm.renderers.base:BaseRenderer.render_chat_async",
+        Kind.WRAP,
+        "the same, for the server",
+        "the same",
+        ("conversations", "chat_params", "tok_params", "prompt_extras", "skip_mm_cache"),
+        "kvplugin.vllm.rollout.wrap_renderer",
+        "vLLM tells how long the leading part of a chat prompt is",
+    ),
+    Point(
+        "vllm.plugins.endpoint_plugins.interface:EndpointPlugin.attach_router",
+        Kind.REGISTER,
+        "status and override over HTTP",
+        "the entry point kvplugin_endpoints of vllm.endpoint_plugins",
+        ("app",),
+        "kvplugin.vllm.rollout.endpoints",
+        "never: this is vLLM's own extension point",
+    ),
 )
 
 
@@ -320,7 +468,9 @@ def problem(point: Point) -> str | None:
     if not inspect.isroutine(found):
         return None
     names = tuple(name for name in inspect.signature(found).parameters if name not in ("self", "cls"))
-    return None if names == point.signature else f"signature changed: ({', '.join(names)})"
+    wanted = set(point.signature) - {OTHERS}
+    same = wanted <= set(names) if OTHERS in point.signature else names == point.signature
+    return None if same else f"signature changed: ({', '.join(names)})"
 
 
 def page() -> str:

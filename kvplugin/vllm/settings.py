@@ -32,6 +32,18 @@ def _configuration(vllm_config: Any) -> Any:
     return additional.get(ROOT_KEY) if isinstance(additional, dict) else None
 
 
+def wants_rollout(vllm_config: Any) -> bool:
+    """True for an engine that is configured with a rollout file."""
+    raw = _configuration(vllm_config)
+    return isinstance(raw, dict) and raw.get("rollout") is not None
+
+
+def exports_metrics(vllm_config: Any) -> bool:
+    """Whether an engine's metrics are exported."""
+    config = engine_config(vllm_config)
+    return config is None or config.metrics.enabled
+
+
 def engine_config(vllm_config: Any) -> KvpluginConfig | None:
     """The validated configuration of an engine, or None where nothing is configured.
 

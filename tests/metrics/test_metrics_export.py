@@ -92,6 +92,41 @@ def test_leading_dimensions_are_added_up(registry: CollectorRegistry, leading: t
     assert value(scrape(registry), ROWS, **DECODE_SEEN) == expected
 
 
+def test_arms_have_series_of_their_own_from_the_start(registry: CollectorRegistry) -> None:
+    counters = new_counters("cpu", 3)
+    exporter = CounterExporter({EXACT: counters, REMAP_PATHS: new_path_counters()[None]}, arms=["a", None, "b"])
+    assert arms_seen(registry) == {"a": 0, "b": 0}
+    counters[0, 1, Counter.SEEN], counters[2, 1, Counter.SEEN] = 3, 4
+    counters[0, 0, Counter.BYPASS_PHASE], counters[2, 0, Counter.BYPASS_PHASE] = 10, 20
+    exporter.close()
+    assert arms_seen(registry) == {"a": 3, "b": 4}
+    assert value(scrape(registry), BYPASS, reason="phase") == 30, "a series without the label is of all arms"
+
+
+def test_what_is_counted_stays_with_the_arm_that_held_the_row_then(registry: CollectorRegistry) -> None:
+    counters = new_counters("cpu", 2)
+    exporter = CounterExporter({EXACT: counters}, arms=["a", "b"])
+    counters[0, 1, Counter.SEEN] += 5
+    exporter.rename_arms(["c", "b"])
+    counters[:, 1, Counter.SEEN] += 7
+    exporter.rename_arms(["c", "a"])
+    counters[1, 1, Counter.SEEN] += 100
+    exporter.rename_arms([None, "a"])
+    counters[0, 1, Counter.SEEN] += 1000  # of nobody
+    exporter.close()
+    assert arms_seen(registry) == {"a": 105, "b": 7, "c": 7}
+
+
+def arms_seen(registry: CollectorRegistry) -> dict[str, float]:
+    found = scrape(registry)
+    wanted = {"phase": "decode", "outcome": "seen"}
+    return {
+        dict(labels)["arm"]: number
+        for (name, labels), number in found.items()
+        if name == ROWS and wanted.items() <= dict(labels).items()
+    }
+
+
 def test_changes_are_told_with_their_buffer(registry: CollectorRegistry) -> None:
     paths, told = new_path_counters(), []
     exporter = CounterExporter(
@@ -207,12 +242,12 @@ def test_drain_follows_a_busy_writer(registry: CollectorRegistry) -> None:
 class ScriptedReader:
     """Gives the answers of a device buffer: nothing yet, a value, and an older one than that."""
 
-    def __init__(self, counters: Tensor) -> None:
+    def __init__(self, counters: Tensor, arms: int) -> None:
         self.answers: list[int | None] = [None, 7, 5]
 
-    def read(self, *, wait: bool = False) -> list[list[int]] | None:
+    def read(self, *, wait: bool = False) -> list[list[list[int]]] | None:
         answer = self.answers.pop(0)
-        return None if answer is None else torch.full_like(new_counters(), answer).tolist()
+        return None if answer is None else [torch.full_like(new_counters(), answer).tolist()]
 
 
 def test_values_never_go_back(monkeypatch: pytest.MonkeyPatch, registry: CollectorRegistry) -> None:
@@ -290,7 +325,7 @@ def test_full_disk_is_an_error_not_a_crash(
 def test_a_scrape_never_meets_half_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     visible: list[Path] = []
-    monkeypatch.setattr(MetricFile, "set", lambda file, key, value: visible.extend(tmp_path.glob("*.db")))
+    monkeypatch.setattr(MetricFile, "set", lambda file, key, value, time=0.0: visible.extend(tmp_path.glob("*.db")))
     CounterExporter({EXACT: new_counters()}).close()
     assert visible == []
     assert len(list(tmp_path.glob("*.db"))) == 1
@@ -311,7 +346,11 @@ def test_a_scrape_never_meets_half_a_file(monkeypatch: pytest.MonkeyPatch, tmp_p
             {"counters": {REMAP_PATHS: new_path_counters()}},
             "CounterExporter.counters[remap_paths]: got int64 [4]; must be int64 [..., 1, 4]",
         ),
-        ({"arm": "blue"}, "CounterExporter.arm: 'blue' is unknown; use default"),
+        (
+            {"arms": ["a", None, "b"]},
+            f"CounterExporter.counters[exact]: got int64 [2, {len(Counter)}]; "
+            f"must be int64 [..., 3, 2, {len(Counter)}]",
+        ),
         ({"interval_s": 0.0}, "CounterExporter.interval_s: 0.0 is not positive; give seconds"),
         ({"interval_s": float("nan")}, "CounterExporter.interval_s: nan is not positive; give seconds"),
     ],

@@ -18,9 +18,10 @@ from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 from kvplugin.config import Placement
 from kvplugin.vllm.capture_recorder import IndexerRows
 from kvplugin.vllm.cpu.index_cache import read_keys, write_keys
-from kvplugin.vllm.cpu.requests import prompt_lengths
+from kvplugin.vllm.cpu.requests import arms_and_prefixes, prompt_lengths
 from kvplugin.vllm.cpu.scoring import score_rows, topk_rows
 from kvplugin.vllm.engine_state import EngineState, engine_state
+from kvplugin.vllm.rows import RowBuffers, Rows
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -49,7 +50,7 @@ class CpuIndexerMetadata:
     slot_mapping: Tensor
     block_table: Tensor
     row_lengths: Tensor
-    row_phase: Tensor
+    rows: Rows
     calls: tuple[tuple[RequestRows, ...], ...]
     recorder: GuardedRecorder | None = None
 
@@ -60,6 +61,7 @@ class CpuIndexerMetadataBuilder(AttentionMetadataBuilder[CpuIndexerMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._engine = engine_state(vllm_config)
+        self._buffers = RowBuffers(vllm_config.scheduler_config.max_num_batched_tokens, device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -77,15 +79,23 @@ class CpuIndexerMetadataBuilder(AttentionMetadataBuilder[CpuIndexerMetadata]):
         lengths = common.seq_lens[: common.num_reqs].long()
         request = torch.repeat_interleave(query_lengths)
         position = torch.arange(len(request)) - (starts[1:] - lengths)[request]
+        phase = (position >= prompt_lengths(common)[request]).to(torch.int8)
         return CpuIndexerMetadata(
             num_tokens=common.num_actual_tokens,
             slot_mapping=common.slot_mapping,
             block_table=common.block_table_tensor,
             row_lengths=(position + 1).int(),
-            row_phase=(position >= prompt_lengths(common)[request]).to(torch.int8),
+            rows=self._rows(common, request, phase),
             calls=tuple(_cut(starts.tolist(), lengths.tolist())),
             recorder=self._engine.recorder(common),
         )
+
+    def _rows(self, common: CommonAttentionMetadata, request: Tensor, phase: Tensor) -> Rows:
+        facts = arms_and_prefixes(common)
+        if facts is None:
+            return Rows(phase)
+        arms, prefixes = facts
+        return self._buffers.fill(phase, request, arms, prefixes if prefixes.any() else None)
 
 
 def _cut(starts: list[int], lengths: list[int]) -> list[tuple[RequestRows, ...]]:
@@ -175,11 +185,11 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         selection = self.topk_indices_buffer[rows, : self.topk_tokens]
         kept = None if step.recorder is None else step.recorder.within(rows)
         if step.recorder is None or kept is None:
-            self.select_rows(scores, step.row_lengths[rows], selection, step.row_phase[rows])
+            self.select_rows(scores, step.row_lengths[rows], selection, step.rows.at(rows))
             return
         target, in_call = step.recorder.target, slice(kept.start - first, kept.stop - first)
         learned, own = torch.empty_like(selection), scores[in_call, : target.length].clone()
-        self.select_rows(scores, step.row_lengths[rows], selection, step.row_phase[rows], learned)
+        self.select_rows(scores, step.row_lengths[rows], selection, step.rows.at(rows), learned)
         keys = read_keys(cache, step.block_table[target.place], target.length, self.head_dim, self.quant_block_size)
         seen = IndexerRows(queries[kept].clone(), weights[kept].clone(), own, learned[in_call])
         step.recorder.indexer(extract_layer_index(self.k_cache.prefix), seen, keys)
@@ -189,7 +199,7 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         scores: Tensor,
         row_lengths: Tensor,
         selection: Tensor,
-        row_phase: Tensor,
+        facts: Rows,
         learned: Tensor | None = None,
     ) -> None:
         """The top-k stage: the kernel, with the policy's hook before or after it.
@@ -198,21 +208,22 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
             scores: float32 ``[T, N]``, token ``i`` at column ``i``.
             row_lengths: int32 ``[T]``.
             selection: int32 ``[T, K]``, written.
-            row_phase: int8 ``[T]``.
+            facts: of the rows.
             learned: int32 ``[T, K]``, written if given: the top-k that the policy was handed, or would have been.
         """
         hook = self._engine.hook
         if hook is not None and hook.placement is Placement.BEFORE_TOPK:
             if learned is not None:
                 topk_rows(scores, row_lengths, learned)
-            hook.on_topk(scores, None, row_lengths, selection, None, row_phase)
+            hook.on_topk(scores, None, row_lengths, selection, facts)
             topk_rows(scores, row_lengths, selection)
+            hook.on_selected(row_lengths, selection, facts)
             return
         topk_rows(scores, row_lengths, selection)
         if learned is not None:
             learned.copy_(selection)
         if hook is not None:
-            hook.on_topk(scores, None, row_lengths, selection, None, row_phase)
+            hook.on_topk(scores, None, row_lengths, selection, facts)
 
     def _score_buffer(self, rows: int, columns: int) -> Tensor:
         if self._scores.numel() < rows * columns:

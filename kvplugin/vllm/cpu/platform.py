@@ -10,6 +10,8 @@ from vllm.platforms.cpu import CpuPlatform
 from kvplugin.vllm.backend_names import BACKEND_NAME, CPU_BACKEND_PATH, is_ours
 from kvplugin.vllm.cpu.startup import prepare_engine, report_unused, wants_sparse_mla
 from kvplugin.vllm.log import warn_once
+from kvplugin.vllm.rollout.startup import prepare_rollout
+from kvplugin.vllm.settings import wants_rollout
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -73,6 +75,8 @@ class KvpluginCpuPlatform(CpuPlatform):
         super().check_and_update_config(vllm_config)
         scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = chunked, batched_tokens
         cache.enable_prefix_caching, cache.block_size = prefix_caching, block_size
+        if wants_rollout(vllm_config):
+            prepare_rollout(vllm_config)
         # The compiled CPU kernel takes the head stride of a 3-D query for its token stride: it rotates wrong values.
         custom_ops = vllm_config.compilation_config.custom_ops
         if COMPILED_ROTARY in custom_ops:

@@ -50,12 +50,7 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
     if config is None:
         info_once(f"kvplugin {__version__}: inactive: not_configured; sparse attention on the CPU, without a policy")
     else:
-        width = vllm_config.model_config.hf_text_config.index_topk
-        state = "inactive: policy_disabled" if config.policy.mode is Mode.DISABLED else "active"
-        info_once(f"kvplugin {__version__}: {state}; backend {BACKEND_NAME}, {describe(config, width)}")
-        cost = EVICTION_COSTS.get(config.policy.eviction)
-        if cost is not None and config.policy.mode is not Mode.DISABLED:
-            warn_once(f"kvplugin: eviction {config.policy.eviction}: {cost}")
+        _announce(config, vllm_config.model_config.hf_text_config.index_topk)
     cache_dtype = vllm_config.cache_config.cache_dtype
     if cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError(
@@ -81,6 +76,17 @@ def prepare_engine(vllm_config: VllmConfig) -> None:
                 )
             ]
         )
+
+
+def _announce(config: KvpluginConfig, width: int) -> None:
+    if config.rollout is not None:
+        info_once(f"kvplugin {__version__}: active; backend {BACKEND_NAME}, rollout {config.rollout}, top-k {width}")
+        return
+    state = "inactive: policy_disabled" if config.policy.mode is Mode.DISABLED else "active"
+    info_once(f"kvplugin {__version__}: {state}; backend {BACKEND_NAME}, {describe(config, width)}")
+    cost = EVICTION_COSTS.get(config.policy.eviction)
+    if cost is not None and config.policy.mode is not Mode.DISABLED:
+        warn_once(f"kvplugin: eviction {config.policy.eviction}: {cost}")
 
 
 def report_unused(vllm_config: VllmConfig) -> None:

@@ -9,15 +9,20 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from kvplugin.vllm.capture_worker import CaptureMethods
 from kvplugin.vllm.cpu.parts import install
 from kvplugin.vllm.cpu.requests import RunnerRequests
+from kvplugin.vllm.rollout.batch_requests import BatchRequests
+from kvplugin.vllm.rollout.worker import RolloutMethods
+from kvplugin.vllm.settings import wants_rollout
 
 
-class KvpluginCpuWorker(CaptureMethods, CPUWorker):
+class KvpluginCpuWorker(RolloutMethods, CaptureMethods, CPUWorker):
     """Puts the CPU parts in place before the model is built, and lets them see the runner's requests."""
 
     def init_device(self) -> None:
         """As vLLM's, then bind the model runner."""
         super().init_device()
-        RunnerRequests.bind(self.model_runner)
+        if wants_rollout(self.vllm_config):
+            self.kvplugin_requests = BatchRequests()
+        RunnerRequests.bind(self.model_runner, self.kvplugin_requests)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """As vLLM's, after the CPU parts are in place."""

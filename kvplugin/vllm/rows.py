@@ -1,0 +1,61 @@
+"""What an engine knows of the rows of one top-k call, beside their lengths."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """Per-row facts; None = the same for all.
+
+    Attributes:
+        phase: int8 ``[T]``, 0 prefill and 1 decode; None = decode.
+        arm: int32 ``[T]``, row of the policy table; None = 0.
+        prefix: int32 ``[T]``, tokens of the request's stable prefix; None = no row has one.
+        live: bool ``[T]``; None = every row is live.
+    """
+
+    phase: Tensor | None = None
+    arm: Tensor | None = None
+    prefix: Tensor | None = None
+    live: Tensor | None = None
+
+    def at(self, rows: slice) -> Rows:
+        """The facts of some of the rows, as views."""
+        return Rows(*(None if tensor is None else tensor[rows] for tensor in self))
+
+
+class RowBuffers:
+    """Memory for the facts of the largest batch, at fixed addresses; filled anew for each batch.
+
+    Args:
+        capacity: rows of the largest batch.
+        device: of the rows.
+    """
+
+    def __init__(self, capacity: int, device: torch.device | str) -> None:
+        self._phase = torch.ones(capacity, dtype=torch.int8, device=device)
+        self._arm = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self._prefix = torch.zeros(capacity, dtype=torch.int32, device=device)
+
+    def fill(self, phase: Tensor, row_request: Tensor, arms: Tensor, prefixes: Tensor | None) -> Rows:
+        """The facts of a batch, until the next one.
+
+        Args:
+            phase: int8 ``[T]``.
+            row_request: int64 ``[T]``, request of each row.
+            arms: int32 ``[R]``, by request.
+            prefixes: int32 ``[R]``, by request; None = no request has a stable prefix.
+        """
+        count = len(phase)
+        rows = Rows(self._phase[:count], self._arm[:count], None if prefixes is None else self._prefix[:count])
+        assert rows.phase is not None
+        assert rows.arm is not None
+        rows.phase.copy_(phase)
+        torch.index_select(arms, 0, row_request, out=rows.arm)
+        if prefixes is not None and rows.prefix is not None:
+            torch.index_select(prefixes, 0, row_request, out=rows.prefix)
+        return rows
