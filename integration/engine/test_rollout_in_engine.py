@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -184,6 +185,43 @@ def test_the_switch_reaches_a_running_request(bench: Bench) -> None:
         core.step()
     assert int(bench.hook.counters[..., Counter.SEEN].sum()) == counted
     assert counted > 0
+
+
+def test_the_switch_is_in_force_within_a_second_under_load(bench: Bench) -> None:
+    """From the write of the override to the first step that runs without, or again with, the policies."""
+    from vllm import SamplingParams
+
+    core, scheduler = bench.llm.llm_engine, bench.llm.llm_engine.engine_core.engine_core.scheduler
+    params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True, extra_args={"kvplugin_arm": "merge"})
+    for number in range(8):
+        core.add_request(f"load-{number}", {"prompt_token_ids": PROMPTS[3][:20]}, params)
+    written: list[float] = []
+    stop = threading.Event()
+
+    def flip() -> None:
+        draw = random.Random(1)
+        while not stop.wait(draw.uniform(0.5, 0.8)):
+            off = len(written) % 2 == 0
+            written.append(time.monotonic())
+            update_override(bench.state, lambda _, off=off: Override(enabled=not off))
+
+    delays: list[float] = []
+    generation = scheduler.kvplugin_rollout.message.generation
+    flipping = threading.Thread(target=flip)
+    flipping.start()
+    while len(delays) < 20:
+        started = time.monotonic()
+        core.step()
+        if scheduler.kvplugin_rollout.message.generation != generation:
+            generation = scheduler.kvplugin_rollout.message.generation
+            delays.append(started - written[len(delays)])
+    stop.set()
+    flipping.join()
+    core.abort_request([f"load-{number}" for number in range(8)])
+    core.step()
+    median, worst = sorted(delays)[10], max(delays)  # the 99th percentile of twenty is the largest
+    print(f"kill switch: median {median:.3f} s, worst of {len(delays)} {worst:.3f} s")
+    assert worst < 1.0, f"delays in seconds: {[round(delay, 3) for delay in delays]}"
 
 
 def test_policies_and_arms_change_while_the_engine_runs(bench: Bench) -> None:

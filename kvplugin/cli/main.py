@@ -7,7 +7,7 @@ import sys
 import typer
 
 from kvplugin import __version__
-from kvplugin.cli import bench, capture, doctor, replay
+from kvplugin.cli import bench, capture, doctor, replay, rollout
 from kvplugin.errors import KvpluginError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("doctor")(doctor.doctor)
 app.command("capture")(capture.capture)
 app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
+app.add_typer(rollout.app, name="rollout")
 
 
 def _print_version(wanted: bool) -> None:
