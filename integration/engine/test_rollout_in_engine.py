@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,8 +45,15 @@ class Told(NamedTuple):
 class Bench:
     """An engine with a rollout, and its two files."""
 
-    def __init__(self, llm: Any, file: Path, state: Path) -> None:
-        self.llm, self.file, self.state = llm, file, state
+    def __init__(self, started: AbstractContextManager[Any], file: Path, state: Path) -> None:
+        self._stack = ExitStack()
+        self.llm = self._stack.enter_context(started)
+        self.file, self.state = file, state
+
+    def close(self) -> None:
+        """End the engine."""
+        self.llm = None
+        self._stack.close()
 
     def ask(self, prompts: Sequence[list[int]], extras: Sequence[dict[str, Any]], new_tokens: int = 8) -> list[Told]:
         """All at once, greedily; ``extras`` are each request's ``extra_args``."""
@@ -105,8 +113,10 @@ def running(
     folder = tmp_path_factory.mktemp("rollout")
     file, state = write_rollout(folder / "rollout.yaml"), folder / "override.json"
     config = {"rollout": str(file), "rollout_state": str(state)}
-    with engine(checkpoint("glm52"), additional_config={ROOT_KEY: config}) as llm:
-        yield Bench(llm, file, state)
+    started = engine(checkpoint("glm52"), additional_config={ROOT_KEY: config})
+    bench = Bench(started, file, state)
+    yield bench
+    bench.close()
 
 
 @pytest.fixture
@@ -191,6 +201,7 @@ def test_the_switch_is_in_force_within_a_second_under_load(bench: Bench) -> None
     """From the write of the override to the first step that runs without, or again with, the policies."""
     from vllm import SamplingParams
 
+    bench.by("control")  # a step, which takes up what earlier tests left
     core, scheduler = bench.llm.llm_engine, bench.llm.llm_engine.engine_core.engine_core.scheduler
     params = SamplingParams(max_tokens=1500, temperature=0, ignore_eos=True, extra_args={"kvplugin_arm": "merge"})
     for number in range(8):
@@ -209,14 +220,16 @@ def test_the_switch_is_in_force_within_a_second_under_load(bench: Bench) -> None
     generation = scheduler.kvplugin_rollout.message.generation
     flipping = threading.Thread(target=flip)
     flipping.start()
-    while len(delays) < 20:
-        started = time.monotonic()
-        core.step()
-        if scheduler.kvplugin_rollout.message.generation != generation:
-            generation = scheduler.kvplugin_rollout.message.generation
-            delays.append(started - written[len(delays)])
-    stop.set()
-    flipping.join()
+    try:
+        while len(delays) < 20:
+            started = time.monotonic()
+            core.step()
+            if scheduler.kvplugin_rollout.message.generation != generation:
+                generation = scheduler.kvplugin_rollout.message.generation
+                delays.append(started - written[len(delays)])
+    finally:
+        stop.set()
+        flipping.join()
     core.abort_request([f"load-{number}" for number in range(8)])
     core.step()
     median, worst = sorted(delays)[10], max(delays)  # the 99th percentile of twenty is the largest
@@ -302,3 +315,42 @@ def test_random_traffic_never_leaks_an_arm(bench: Bench) -> None:
     assert not wrong, f"{len(wrong)} of {len(answers)} answers differ: {wrong}"
     worker = bench.llm.llm_engine.model_executor.driver_worker.worker
     assert len(worker.kvplugin_requests) <= 1, "facts of requests that are over"
+
+
+def test_chats_offline_go_through_it_too(bench: Bench) -> None:
+    from vllm import SamplingParams
+
+    def chat(question: str, arm: str) -> Any:
+        extra = {"kvplugin_arm": arm, "kvplugin_session": "chats"}
+        params = SamplingParams(max_tokens=2, temperature=0, extra_args=extra)
+        messages = [{"role": "system", "content": "answer in verse " * 8}, {"role": "user", "content": question}]
+        return bench.llm.chat(messages, params, use_tqdm=False)[0]
+
+    before = int(bench.hook.prefix_counters.sum())
+    assert chat("who?", "stable").kvplugin_arm == "stable"
+    assert int(bench.hook.prefix_counters.sum()) == before
+    chat("and why?", "stable")
+    assert int(bench.hook.prefix_counters.sum()) > before, "the system part is a stable prefix without being told"
+    with pytest.raises(RequestError, match="'ghost' is an unknown arm"):
+        chat("who?", "ghost")
+
+
+def test_before_topk_serves_arms_alike(
+    checkpoint: Checkpoint, tmp_path: Path, running: Bench, alone: dict[str, list[tuple[int, ...]]]
+) -> None:
+    """Runs last: vLLM's engines of one process follow each other, and the module's own is ended here."""
+    running.close()
+    config = {
+        "rollout": str(write_rollout(tmp_path / "rollout.yaml")),
+        "rollout_state": str(tmp_path / "state.json"),
+        "placement": "before_topk",
+        "metrics": {"sample_every": 3},
+    }
+    started = engine(checkpoint("glm52"), additional_config={ROOT_KEY: config})
+    with closing(Bench(started, running.file, running.state)) as bench:
+        order = ["control", "merge", "stable", "merge"]
+        for place, (arm, found) in enumerate(zip(order, bench.by(*order), strict=True)):
+            assert found.tokens == alone[arm][place], f"prompt {place} by {arm}"
+        sampled = bench.hook.sampled[..., Counter.SEEN].sum(-1)
+        assert int((sampled > 0).sum()) == len(ARMS), "each arm is sampled"
+        assert int(bench.hook.counters.sum()) == 0
