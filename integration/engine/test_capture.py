@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,53 @@ from kvplugin.vllm.cpu.mla_ops import attend_rows
 from kvplugin.vllm.engine_state import engine_state
 
 LAYERS, LEADERS = range(6), (0, 3)
-POLICIES = [pytest.param(None, id="no policy"), pytest.param(MERGE, id="merge")]
+POLICIES = {"no policy": None, "merge": MERGE}
+ROOMY: dict[str, Any] = {}
+CRAMPED: dict[str, Any] = {
+    "max_num_batched_tokens": 48,
+    "enable_chunked_prefill": True,
+    "enable_prefix_caching": False,
+    "num_gpu_blocks_override": 57,
+    "max_model_len": 512,
+}
+"""Prompts come in chunks, requests are preempted, and pages go from one request to the next."""
 TOPK = 64
+
+
+@pytest.fixture(scope="module", params=POLICIES.values(), ids=POLICIES)
+def policy(request: pytest.FixtureRequest) -> dict[str, Any] | None:
+    return request.param
+
+
+class Server:
+    """One engine at a time. Starts are what costs here, so it serves until another policy or other options come."""
+
+    def __init__(self, model: Path) -> None:
+        self._model, self._running = model, ExitStack()
+        self._current: tuple[object, Any] | None = None
+
+    def __call__(self, policy: dict[str, Any] | None, **options: Any) -> Any:
+        if self._current is None or self._current[0] != (policy, options):
+            self.stop()
+            self._current = (policy, options), self._running.enter_context(engine(self._model, policy, **options))
+        return self._current[1]
+
+    def stop(self) -> None:
+        self._current = None
+        self._running.close()
+
+
+@pytest.fixture(scope="module")
+def serve(checkpoint: Checkpoint) -> Iterator[Server]:
+    server = Server(checkpoint("glm52"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_server(serve: Server) -> None:
+    """For tests that start engines themselves."""
+    serve.stop()
 
 
 def wanted(**fields: Any) -> CaptureRequest:
@@ -63,7 +110,9 @@ def assert_clean(found: Capture) -> CaptureReport:
     assert [record.layer for record in report.records] == list(LAYERS)
     for record in report.records:
         looked = {stage.stage for stage in record.stages if stage.status is Status.MATCH}
-        assert looked >= {Stage.IDENTITY, Stage.SELECTION, Stage.ATTENTION}, f"layer {record.layer}: {looked}"
+        assert looked >= {Stage.IDENTITY, Stage.CACHE, Stage.SELECTION, Stage.ATTENTION}, (
+            f"layer {record.layer}: {looked}"
+        )
         assert (Stage.INDEXER_SCORES in looked) == (record.layer in LEADERS)
     return report
 
@@ -91,31 +140,36 @@ def one_by_one(llm: Any, prompts: Sequence[Sequence[int]], new_tokens: int, watc
         llm.llm_engine.add_request(str(request), {"prompt_token_ids": list(prompt)}, sampling)
     while llm.llm_engine.has_unfinished_requests() and not watch():
         llm.llm_engine.step()
+    llm.llm_engine.abort_request([str(request) for request in range(len(prompts))])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_decode_step_and_prefix_hit_replay_clean(checkpoint: Checkpoint, policy: dict[str, Any] | None) -> None:
+def test_decode_step_and_prefix_hit_replay_clean(serve: Server, policy: dict[str, Any] | None) -> None:
     """The same engine serves the same prompts three times: cold and plain, warm and plain, warm and captured."""
     answers: list[list[Answer]] = []
-    with engine(checkpoint("glm52"), policy) as llm:
-        run = lambda: answers.append(ask(llm, token_prompts(), new_tokens=8))  # noqa: E731
-        run()
-        run()
-        warm = captured(llm, run, request=1, step=5)
+    llm = serve(policy, **ROOMY)
+    before = llm.request_counter.counter
+
+    def run() -> None:
+        answers.append(ask(llm, token_prompts(), new_tokens=6))
+
+    run()
+    run()
+    warm = captured(llm, run, request=1, step=5)
     assert answers[2][1].cached >= 16, "no prefix was found in the cache"
     assert_same_answers(answers[2], answers[1])
     report = assert_clean(warm)
     last = warm.records[-1]
     assert last.log_probs is not None
     assert float(last.log_probs) == pytest.approx(answers[2][1].logprobs[5], abs=1e-6)
-    assert (last.step, last.positions, last.request.split("-")[0]) == (5, [150 + 5 - 1], "9")
+    assert (last.step, last.positions, last.request.split("-")[0]) == (5, [150 + 5 - 1], str(before + 9))
     assert all(rewritten(record) == (policy is not None) for record in warm.records)
     assert [record.index_group for record in warm.records] == [0, 0, 0, 3, 3, 3]
     assert report.model == "glm52 (GlmMoeDsaForCausalLM, float32)"
-    assert ("topology_sparse_merge" in report.engine) == (policy is not None), report.engine
+    assert ("topology_sparse_merge" in report.policy) == (policy is not None), report.policy
 
 
 @pytest.mark.parametrize("placement", ["after_topk", "before_topk"])
+@pytest.mark.usefixtures("no_server")
 def test_selection_before_the_policy_is_the_indexers(checkpoint: Checkpoint, placement: str) -> None:
     """Worked out from the captured scores; the local window (12 of a cap of 16, beside 4 sinks) must be in it after."""
     config = {ROOT_KEY: {"policy": MERGE, "placement": placement}}
@@ -134,76 +188,8 @@ def test_selection_before_the_policy_is_the_indexers(checkpoint: Checkpoint, pla
     assert replay_capture(found).within
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_chunked_prefill_replays_clean(checkpoint: Checkpoint, policy: dict[str, Any] | None) -> None:
-    """Step 0 is the chunk that holds the end of the prompt; 'next' is whatever chunk comes next."""
-    with engine(
-        checkpoint("glm52"), policy, max_num_batched_tokens=48, enable_chunked_prefill=True, enable_prefix_caching=False
-    ) as llm:
-        last = captured(llm, request=3, step=0, rows=8)
-        first = captured(llm, request=1, rows=4)
-    assert_clean(last)
-    assert last.records[0].positions == list(range(292, 300))
-    assert last.records[0].step == 0
-    assert_clean(first)
-    newest = first.records[0].positions[-1]
-    assert newest + 1 < 150, "not the first chunk of the prompt"
-    assert first.records[0].inputs.kv_seq_lens.tolist() == [newest + 1]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_preempted_and_resumed_request_replays_clean(checkpoint: Checkpoint, policy: dict[str, Any] | None) -> None:
-    client: list[CaptureClient] = []
-    with engine(
-        checkpoint("glm52"), policy, num_gpu_blocks_override=57, max_model_len=512, enable_prefix_caching=False
-    ) as llm:
-
-        def arm_after_preemption() -> bool:
-            back = [request for request in scheduler(llm).running if request.num_preemptions]
-            if back and not client:
-                client.append(CaptureClient(engine_call(llm)))
-                client[0].arm(wanted(request=back[0].request_id, rows=4))
-            return bool(client) and client[0].result()["state"] == "captured"
-
-        one_by_one(llm, token_prompts((200, 210, 190, 220)), 40, arm_after_preemption)
-        assert client, "the cache was large enough for all requests: nothing was preempted and resumed"
-        resumed = client[0].fetch()
-    assert_clean(resumed)
-    assert resumed.records[0].step > 2
-
-
-def test_capture_holds_nothing_of_other_requests(checkpoint: Checkpoint) -> None:
-    """Two requests side by side, in pages that others have used: what is theirs is worked out from the whole cache."""
-    prompts = token_prompts((150, 97))
-    with engine(
-        checkpoint("glm52"), MERGE, enable_prefix_caching=False, num_gpu_blocks_override=40, max_model_len=512
-    ) as llm:
-        ask(llm, token_prompts((97, 150), seed=1))
-        seen: list[set[int]] = []
-
-        def look() -> None:
-            running = {request.request_id[0]: request for request in scheduler(llm).running}
-            if len(running) == 2 and running["1"].num_output_tokens == 4:
-                pool = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager
-                seen.extend(set(pool.get_block_ids(running[each].request_id)[0]) for each in "01")
-
-        found = captured(llm, lambda: one_by_one(llm, prompts, 8, look), request="1", step=4)
-    mine, other = seen[1], seen[0]
-    length = 97 + 4
-    for record in found.records:
-        assert record.page_ids is not None
-        assert record.request.startswith("1-")
-        assert record.inputs.kv_seq_lens.tolist() == [length]
-        assert set(record.page_ids.tolist()) <= mine - other
-        assert len(record.page_ids) == record.inputs.pool.keys.shape[0] == -(-length // 16)
-        assert record.inputs.pool.keys.flatten(0, 1)[length:].count_nonzero() == 0, "the rest of the last page"
-        assert record.indexer_scores is None or record.indexer_scores.shape == (1, length)
-        assert record.inputs.q.shape[2] == 1
-
-
-def test_swapped_page_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    with engine(checkpoint("glm52")) as llm:
-        good = captured(llm, request=1, step=5, layers=[2])
+def test_swapped_page_is_named(serve: Server, policy: dict[str, Any] | None, tmp_path: Path) -> None:
+    good = captured(serve(policy, **ROOMY), request=1, step=5, layers=[2])
     (record,) = good.records
     keys = record.inputs.pool.keys.clone()
     keys[3] = keys[5]
@@ -221,6 +207,149 @@ def test_swapped_page_is_named(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert "1 records within tolerance" in output
 
 
+def test_disarmed_engine_is_as_before(serve: Server, policy: dict[str, Any] | None) -> None:
+    llm = serve(policy, **ROOMY)
+    state = engine_state(llm.llm_engine.vllm_config)
+    client = CaptureClient(engine_call(llm))
+    client.arm(wanted(request="nobody"))
+    ask(llm, token_prompts((30,)), new_tokens=2)
+    assert client.result() == {"state": "armed", "request": None}
+    client.disarm()
+    assert state.capture is None
+    captured(llm, lambda: ask(llm, token_prompts((30,))), step=1, layers=[0])
+    assert state.capture is None, "a capture that is over must not stay on the hot path"
+
+
+def test_refusals(serve: Server, policy: dict[str, Any] | None) -> None:
+    llm = serve(policy, **ROOMY)
+    client = CaptureClient(engine_call(llm))
+    with pytest.raises(ArgumentError, match=r"^capture.layers: got \[6, 9\]; this worker holds layers 0 to 5$"):
+        client.arm(wanted(layers=[6, 9]))
+    client.arm(wanted(limit=2048))
+    ask(llm, token_prompts((30,)), new_tokens=2)
+    with pytest.raises(ArgumentError, match=r"^capture.limit: 2048 bytes hold no record of .* 30 tokens; bytes"):
+        client.result()
+    client.arm(wanted(limit=160_000, rows=1))
+    ask(llm, token_prompts((30,), seed=4), new_tokens=2)
+    found = client.result()
+    assert found["layers"] == [0]
+    assert found["left_out"] == [1, 2, 3, 4, 5]
+
+    client.disarm()
+
+    def arm_late() -> None:
+        if scheduler(llm).running and client.result()["state"] == "idle":
+            client.arm(wanted(request="0", step=0))
+
+    with pytest.raises(CaptureFailed, match=r"request 0, step 0: request 0-\w{8} is at step 1 already$"):
+        one_by_one(llm, token_prompts((30,), seed=5), 4, arm_late)
+
+
+def test_a_request_that_ends_before_the_step(serve: Server, policy: dict[str, Any] | None) -> None:
+    llm = serve(policy, **ROOMY)
+    client = CaptureClient(engine_call(llm))
+
+    def abort() -> None:
+        if scheduler(llm).running and scheduler(llm).running[0].num_output_tokens == 2:
+            llm.llm_engine.abort_request(["0"])
+
+    for run in (
+        lambda: one_by_one(llm, token_prompts((30,)), 3, list),
+        lambda: one_by_one(llm, token_prompts((30,)), 9, abort),
+    ):
+        client.arm(wanted(request="0", step=5))
+        run()
+        ask(llm, token_prompts((30,)), new_tokens=1)  # a worker learns of an end in the next step
+        with pytest.raises(CaptureFailed, match=r"step 5: request 0-\w{8} was over before it came to the step$"):
+            client.result()
+
+
+def test_two_clients(serve: Server, policy: dict[str, Any] | None) -> None:
+    """The second one takes over, and the first is told; what it says afterwards does the second no harm."""
+    llm = serve(policy, **ROOMY)
+    first, second = CaptureClient(engine_call(llm)), CaptureClient(engine_call(llm))
+    first.arm(wanted(step=1))
+    with pytest.raises(ArgumentError, match=r"^capture.layers: got \[9\]"):
+        second.arm(wanted(layers=[9]))
+    assert first.result()["state"] == "armed", "a refused capture takes nobody's place"
+    second.arm(wanted(step=1, layers=[0]))
+    with pytest.raises(ArgumentError, match="another capture was armed, and has taken this one's place; capture again"):
+        first.result()
+    first.disarm()
+    ask(llm, token_prompts((30,)), new_tokens=2)
+    assert second.result()["layers"] == [0]
+    second.disarm()
+    second.disarm()
+    assert second.result() == {"state": "idle"}
+
+
+def test_a_worker_method_raises_nothing(serve: Server, policy: dict[str, Any] | None) -> None:
+    answer = engine_call(serve(policy, **ROOMY))("kvplugin_capture_arm", "{}", "owner", "one too many")
+    assert answer["error"][0] == "capture"
+    assert "TypeError" in answer["error"][1]
+
+
+def test_chunked_prefill_replays_clean(serve: Server, policy: dict[str, Any] | None) -> None:
+    """Step 0 is the chunk that holds the end of the prompt; 'next' is whatever chunk comes next."""
+    llm = serve(policy, **CRAMPED)
+    last = captured(llm, request=3, step=0, rows=8)
+    first = captured(llm, lambda: ask(llm, token_prompts((30, 150)), new_tokens=1), request=1, rows=4)
+    assert_clean(last)
+    assert last.records[0].positions == list(range(292, 300))
+    assert last.records[0].step == 0
+    assert_clean(first)
+    newest = first.records[0].positions[-1]
+    assert newest + 1 < 150, "not the first chunk of the prompt"
+    assert first.records[0].inputs.kv_seq_lens.tolist() == [newest + 1]
+
+
+def test_preempted_and_resumed_request_replays_clean(serve: Server, policy: dict[str, Any] | None) -> None:
+    client: list[CaptureClient] = []
+    llm = serve(policy, **CRAMPED)
+
+    def arm_after_preemption() -> bool:
+        back = [
+            request for request in scheduler(llm).running if request.num_preemptions and request.num_output_tokens > 2
+        ]
+        if back and not client:
+            client.append(CaptureClient(engine_call(llm)))
+            client[0].arm(wanted(request=back[0].request_id, step=back[0].num_output_tokens, rows=4))
+        return bool(client) and client[0].result()["state"] == "captured"
+
+    one_by_one(llm, token_prompts((200, 210, 190, 220)), 40, arm_after_preemption)
+    assert client, "the cache was large enough for all requests: nothing was preempted and resumed"
+    resumed = client[0].fetch()
+    assert_clean(resumed)
+    assert resumed.records[0].step > 2
+
+
+def test_capture_holds_nothing_of_other_requests(serve: Server, policy: dict[str, Any] | None) -> None:
+    """Two requests side by side, in pages that others have used: what is theirs is worked out from the whole cache."""
+    llm = serve(policy, **CRAMPED)
+    ask(llm, token_prompts((97, 150, 220, 200), seed=1), new_tokens=2)
+    seen: list[set[int]] = []
+
+    def look() -> None:
+        running = {request.request_id[0]: request for request in scheduler(llm).running}
+        if len(running) == 2 and running["1"].num_output_tokens == 4:
+            pool = scheduler(llm).kv_cache_manager
+            seen.extend(set(pool.get_block_ids(running[each].request_id)[0]) for each in "01")
+
+    prompts = token_prompts((150, 97))
+    found = captured(llm, lambda: one_by_one(llm, prompts, 8, look), request="1", step=4)
+    mine, other = seen[1], seen[0]
+    length = 97 + 4
+    for record in found.records:
+        assert record.page_ids is not None
+        assert record.request.startswith("1-")
+        assert record.inputs.kv_seq_lens.tolist() == [length]
+        assert set(record.page_ids.tolist()) <= mine - other
+        assert len(record.page_ids) == record.inputs.pool.keys.shape[0] == -(-length // 16)
+        assert record.inputs.pool.keys.flatten(0, 1)[length:].count_nonzero() == 0, "the rest of the last page"
+        assert record.indexer_scores is None or record.indexer_scores.shape == (1, length)
+        assert record.inputs.q.shape[2] == 1
+
+
 AS_IT_WAS = {"VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOGGING_STREAM": "ext://sys.stdout"}
 """What vLLM logs by default: the command asks for less where nothing is set, and other tests of this process listen."""
 
@@ -234,12 +363,14 @@ def replayed(folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("mode", ["disabled", "topology_sparse_merge"])
+@pytest.mark.usefixtures("no_server")
 def test_command_captures_from_a_model(checkpoint: Checkpoint, tmp_path: Path, mode: str) -> None:
     """``kvplugin capture --model``; its last layer also compares the log-probability with a full prefill's."""
     app = typer.Typer()
     app.command()(capture)
     options = {"--model": checkpoint("glm52"), "--step": 3, "--tokens": 200, "--mode": mode, "--layers": "0,4-5"}
     arguments = [str(each) for pair in options.items() for each in pair]
+    gc.freeze()  # as in runs.engine
     found = CliRunner().invoke(app, [str(tmp_path / "out"), *arguments, "--kv-gib", "0.3"], env=AS_IT_WAS)
     assert found.exit_code == 0, found.output
     assert "step 3, 203 tokens, positions 202 to 202, layers 0, 4, 5\n" in found.output
@@ -266,41 +397,3 @@ def test_lse_costs_the_output_no_bit() -> None:
         chosen = rows[physical[row][physical[row] >= 0].long()]
         expected = (query[row].double() @ chosen.double().t() * 0.3).logsumexp(-1)
         assert torch.allclose(lse[row].double(), expected, atol=1e-5, rtol=0), row
-
-
-def test_disarmed_engine_is_as_before(checkpoint: Checkpoint) -> None:
-    with engine(checkpoint("glm52")) as llm:
-        state = engine_state(llm.llm_engine.vllm_config)
-        client = CaptureClient(engine_call(llm))
-        client.arm(wanted(request="nobody"))
-        ask(llm, token_prompts((30,)), new_tokens=2)
-        assert client.result() == {"state": "armed", "request": None}
-        client.disarm()
-        assert state.capture is None
-        captured(llm, lambda: ask(llm, token_prompts((30,))), step=1, layers=[0])
-        assert state.capture is None, "a capture that is over must not stay on the hot path"
-
-
-def test_refusals(checkpoint: Checkpoint) -> None:
-    with engine(checkpoint("glm52")) as llm:
-        client = CaptureClient(engine_call(llm))
-        with pytest.raises(ArgumentError, match=r"^capture.layers: got \[6, 9\]; this worker holds layers 0 to 5$"):
-            client.arm(wanted(layers=[6, 9]))
-        client.arm(wanted(limit=2048))
-        ask(llm, token_prompts((30,)), new_tokens=2)
-        with pytest.raises(ArgumentError, match=r"^capture.limit: 2048 bytes hold no record of .* 30 tokens; bytes"):
-            client.result()
-        client.arm(wanted(limit=160_000, rows=1))
-        ask(llm, token_prompts((30,), seed=4), new_tokens=2)
-        found = client.result()
-        assert found["layers"] == [0]
-        assert found["left_out"] == [1, 2, 3, 4, 5]
-
-        client.disarm()
-
-        def arm_late() -> None:
-            if scheduler(llm).running and client.result()["state"] == "idle":
-                client.arm(wanted(request="0", step=0))
-
-        with pytest.raises(CaptureFailed, match=r"request 0, step 0: request 0-\w{8} is at step 1 already$"):
-            one_by_one(llm, token_prompts((30,), seed=5), 4, arm_late)

@@ -111,7 +111,11 @@ def replay(
 
     Examples:  kvplugin bench replay  |  kvplugin bench replay --context 8192 --json
     """
-    report = run_bench_replay(BenchReplayRequest(context, kv_heads, group, dim, page, repeats))
+    try:
+        request = BenchReplayRequest(context, kv_heads, group, dim, page, repeats)
+    except ArgumentError as error:
+        raise typer.BadParameter(f"{error.found}; {error.allowed}", param_hint=error.where.split()[-1]) from None
+    report = run_bench_replay(request)
     typer.echo(render(report, json=as_json))
 
 
@@ -123,10 +127,10 @@ def engine(
     requests: int = typer.Option(8, min=1, help="Requests that decode side by side."),
     context: int = typer.Option(1024, min=1, help="Prompt tokens of each request."),
     index_topk: int = typer.Option(256, min=1, help="Tokens the indexer selects a row."),
-    steps: int = typer.Option(100, min=7, help="Decode steps with the policy off, and as many with it on."),
+    steps: int = typer.Option(100, min=7, help="Decode steps of each contestant."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Time decode steps of one real engine, the policy's hook off and on by turns.
+    """Time decode steps of one real engine: the policy off, on, and on while it is exported, by turns.
 
     Examples:  kvplugin bench engine  |  kvplugin bench engine --requests 16 --context 2048 --json
     """
@@ -135,10 +139,10 @@ def engine(
     # Only the report belongs on standard output.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from kvplugin.vllm.bench_engine import EngineBench, run
+    from kvplugin.vllm.bench_engine import EXPORTED, OFF, ON, EngineBench, run
 
     bench = EngineBench(model, requests, context, index_topk, steps)
-    report = BenchReport.of("decode step, one engine", run(bench), [("on", "off")], _engine_shape(bench))
+    report = BenchReport.of("decode step, one engine", run(bench), [(ON, OFF), (EXPORTED, ON)], _engine_shape(bench))
     typer.echo(render(report, json=as_json))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import re
 import time
 from collections.abc import Callable
@@ -15,12 +17,22 @@ from kvplugin.cli.bench_report import BenchReport
 from kvplugin.errors import ArgumentError, KvpluginError
 from kvplugin.replay import ReplayInputs, compare, logical_slots, reconstruct
 from kvplugin.replay.reconstruct import requests, windows
-from kvplugin.replay.selftest.synthetic import Shape, make_inputs
+from kvplugin.replay.selftest.synthetic import SPARE_PAGES, Shape, make_inputs
 
 LEAST_REPEATS = 7
 LOOP_REPEATS = 3
 """The loop takes seconds."""
 COMPARED = (("loop", "vectorised"), ("loop_copying", "vectorised_copying"), ("compare", "dense"))
+
+BOUNDS = {
+    "context": (1, 1 << 22),
+    "kv_heads": (1, 1024),
+    "group": (1, 1024),
+    "dim": (2, 4096),
+    "page": (1, 4096),
+    "repeats": (LEAST_REPEATS, 1000),
+}
+MOST_BYTES = 32 << 30
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
@@ -41,7 +53,7 @@ class BenchReplayRequest:
     """What to measure: one query of ``kv_heads * group`` heads of ``dim`` over ``context`` bfloat16 tokens.
 
     Raises:
-        ArgumentError: a number is too small.
+        ArgumentError: a number is too small or too large, or they ask for too much memory together.
     """
 
     context: int = 32768
@@ -52,21 +64,36 @@ class BenchReplayRequest:
     repeats: int = 9
 
     def __post_init__(self) -> None:
-        least = {"context": 1, "kv_heads": 1, "group": 1, "dim": 2, "page": 1, "repeats": LEAST_REPEATS}
-        for option, smallest in least.items():
+        for option, (least, most) in BOUNDS.items():
             value = getattr(self, option)
-            if value < smallest:
-                flag = option.replace("_", "-")
-                raise ArgumentError(f"kvplugin bench replay --{flag}", f"got {value}", f"must be at least {smallest}")
+            if not least <= value <= most:
+                raise self._refusal(option, f"got {value}", f"must be in [{least}, {most}]")
+        if self.dim % 2:
+            raise self._refusal("dim", f"got {self.dim}", "must be even: elements are rotated in pairs")
+        needed = self._needed_bytes()
+        if needed > MOST_BYTES:
+            found = f"{self.kv_heads} heads of {self.dim} need {needed / 2**30:.1f} GiB"
+            raise self._refusal("context", f"{self.context} tokens of {found}", f"at most {MOST_BYTES >> 30} GiB")
+
+    def _needed_bytes(self) -> int:
+        """Keys and values in pages as bfloat16, in logical order as float32 for the dense attention, and logits."""
+        row = 2 * self.kv_heads * self.dim
+        pages = -(-self.context // self.page) + SPARE_PAGES
+        return 2 * pages * self.page * row + 4 * self.context * (row + 8 * self.kv_heads * self.group)
+
+    @staticmethod
+    def _refusal(option: str, found: str, allowed: str) -> ArgumentError:
+        return ArgumentError(f"kvplugin bench replay --{option.replace('_', '-')}", found, allowed)
 
 
 def run_bench_replay(request: BenchReplayRequest) -> BenchReport:
     """Time reconstruction token by token and vectorised, a whole comparison and one dense attention, by turns.
 
-    ``loop`` and ``vectorised`` find the slot and position of every token in logical order; their ``copying`` forms also
-    gather its key and value, the vectorised one in the windows that ``compare`` uses, at the speed of memory. ``dense``
-    gets float32 keys and values for nothing, in logical order. ``compare`` validates, reconstructs, digests, runs the
-    full prefill and the block replay, merges and reports.
+    Reconstruction (``loop/vectorised``) is finding every token's slot and position in logical order; the loop asks the
+    tensors token by token. ``loop_copying/vectorised_copying`` also gather each key and value, the vectorised form in
+    the windows that ``compare`` uses: the speed of memory bounds that one. ``dense`` gets float32 keys and values for
+    nothing, in logical order. ``compare`` validates, reconstructs, digests, runs the full prefill and the block replay,
+    merges and reports. ``peak/slice`` is what it needs beyond the cache, as a share of the request's part of it.
 
     Raises:
         ReconstructionsDiffer: the reconstructions disagree.
@@ -177,8 +204,14 @@ def _slice_bytes(inputs: ReplayInputs) -> int:
 
 
 def _peak_bytes(contestant: Callable[[], object]) -> int | None:
-    """Memory that a call needs beyond what is there before it; None where the system does not tell (not Linux)."""
+    """Memory that a call needs beyond what is in use before it; None where the system does not tell (not Linux, glibc).
+
+    What earlier calls freed goes back to the system first: a call that finds its memory in the allocator's pocket would
+    seem to need none.
+    """
     try:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
         CLEAR_REFS.write_text(RESET_PEAK)
         before = _status_bytes("VmRSS")
         contestant()

@@ -11,17 +11,18 @@ from torch import Tensor
 
 from kvplugin.replay.compute import Replayed, compute, oracle_states
 from kvplugin.replay.drift import Drift, measure
+from kvplugin.replay.fingerprint import ContentDigest, request_digest
 from kvplugin.replay.inputs import CompareSettings, Observed, ReplayInputs
 from kvplugin.replay.log_probs import selected_log_probs
 from kvplugin.replay.lse_base import named_ratio, to_base_e
 from kvplugin.replay.merge import merge_states
 from kvplugin.replay.oracle import MergeOracle, transformer_engine_oracle
 from kvplugin.replay.provenance import fingerprints, provenance
-from kvplugin.replay.reconstruct import Request
+from kvplugin.replay.reconstruct import requests
 from kvplugin.replay.reference import Attention
 from kvplugin.replay.report import ComparisonReport, UnavailableOracle
 from kvplugin.replay.tolerance import log_prob_tolerance, lse_tolerance, out_tolerance
-from kvplugin.replay.validate import ContentScan, validate
+from kvplugin.replay.validate import check_content, check_prefix, validate
 
 OUT_AXES = ("row", "head", "query", "element")
 LSE_AXES = OUT_AXES[:3]
@@ -58,15 +59,8 @@ def compare(
     """
     observed, settings = observed or Observed(), settings or CompareSettings()
     validate(inputs, observed, settings)
-    scans: list[ContentScan] = []
-
-    def scan(request: Request) -> ContentScan:
-        scans.append(ContentScan(inputs, request))
-        return scans[-1]
-
-    replayed = compute(inputs, settings, scan)
-    for each in scans:
-        each.check_prefix()
+    replayed = compute(inputs, settings)
+    digests = _checked_content(inputs, replayed)
     notes: list[str] = []
     drifts = [*_prefill_drifts(inputs, replayed), *_hierarchy_drifts(inputs, replayed)]
     drifts += _observed_drifts(inputs, observed, settings, replayed, notes)
@@ -75,16 +69,28 @@ def compare(
     report = ComparisonReport(
         drifts=[*drifts, *oracle_drifts],
         notes=notes,
-        fingerprints=fingerprints(inputs, settings, replayed, scans),
+        fingerprints=fingerprints(inputs, settings, replayed, digests),
         provenance=provenance(inputs, settings, replayed),
         unavailable=unavailable,
     )
     return Comparison(report, replayed)
 
 
+def _checked_content(inputs: ReplayInputs, replayed: Replayed) -> list[ContentDigest]:
+    """Digests of each request's content, which must be finite, and its prefix what it was."""
+    found = []
+    for request, states in zip(requests(inputs), replayed.states, strict=True):
+        if not states.finite:  # the content, or a product of large but finite values
+            check_content(inputs, request)
+        prefix = inputs.prefixes[request.row] if inputs.prefixes else None
+        found.append(request_digest(inputs, request, (prefix and prefix.length) or 0))
+        check_prefix(prefix, request.row, found[-1])
+    return found
+
+
 def _prefill_drifts(inputs: ReplayInputs, replayed: Replayed) -> Iterator[Drift]:
     dtype = inputs.final_dtype
-    yield from _pair("replay vs prefill", replayed.flat, replayed.prefill, _blocks(replayed), dtype)
+    yield from _pair("replay vs prefill", replayed.flat, replayed.prefill, replayed.tokens, dtype)
     if inputs.head is not None and bool(inputs.head.mask.any()):
         found = selected_log_probs(replayed.flat.out.to(dtype), inputs.head)
         expected = selected_log_probs(replayed.prefill.out.to(dtype), inputs.head)
@@ -102,7 +108,7 @@ def _prefill_drifts(inputs: ReplayInputs, replayed: Replayed) -> Iterator[Drift]
 def _hierarchy_drifts(inputs: ReplayInputs, replayed: Replayed) -> Iterator[Drift]:
     if replayed.hierarchical is not None:
         yield from _pair(
-            "hierarchical vs flat", replayed.hierarchical, replayed.flat, _blocks(replayed), inputs.final_dtype
+            "hierarchical vs flat", replayed.hierarchical, replayed.flat, replayed.tokens, inputs.final_dtype
         )
 
 
@@ -112,7 +118,7 @@ def _observed_drifts(
     floor = settings.floor
     if observed.out is not None:
         expected = replayed.flat.out.to(observed.out.dtype)
-        tolerance = out_tolerance(expected, replayed.flat.lse, _blocks(replayed), observed.out.dtype)
+        tolerance = out_tolerance(expected, replayed.flat.lse, replayed.tokens, observed.out.dtype)
         yield measure(
             "out, engine vs replay",
             observed.out,
@@ -139,7 +145,7 @@ def _rank_drifts(
         if observed.rank_out is not None:
             found = observed.rank_out[rank]
             expected = replayed.ranks.out[rank].to(found.dtype)
-            tolerance = out_tolerance(expected, replayed.ranks.lse[rank], _blocks(replayed), found.dtype)
+            tolerance = out_tolerance(expected, replayed.ranks.lse[rank], replayed.tokens, found.dtype)
             name = f"rank {rank} out, engine vs replay"
             yield measure(name, found, expected, tolerance, OUT_AXES, floor=settings.floor.out, bitwise=settings.strict)
         if observed.rank_lse is not None and observed.lse_base is not None:
@@ -166,7 +172,8 @@ def _oracle_drifts(replayed: Replayed, oracles: Sequence[MergeOracle]) -> tuple[
                 expected.append(merge_states(out, lse))
         if found:
             a, b = _rows(found), _rows(expected)
-            drifts += _pair(f"{oracle.name} merge vs replay", a, b, _blocks(replayed), torch.float32)
+            tokens = replayed.tokens[replayed.tokens > 0].view(-1, 1, 1, 1)
+            drifts += _pair(f"{oracle.name} merge vs replay", a, b, tokens, torch.float32)
     return drifts, unavailable
 
 
@@ -175,10 +182,10 @@ def _rows(parts: list[Attention]) -> Attention:
     return Attention(torch.stack([part.out for part in parts]), torch.stack([part.lse for part in parts]))
 
 
-def _pair(name: str, found: Attention, expected: Attention, blocks: int, dtype: torch.dtype) -> Iterator[Drift]:
+def _pair(name: str, found: Attention, expected: Attention, tokens: Tensor, dtype: torch.dtype) -> Iterator[Drift]:
     """Drift of output, cast down once, and of log-sum-exp."""
     out = expected.out.to(dtype)
-    yield measure(f"out, {name}", found.out.to(dtype), out, out_tolerance(out, expected.lse, blocks, dtype), OUT_AXES)
+    yield measure(f"out, {name}", found.out.to(dtype), out, out_tolerance(out, expected.lse, tokens, dtype), OUT_AXES)
     yield measure(f"lse, {name}", found.lse, expected.lse, lse_tolerance(expected.lse), LSE_AXES)
 
 
@@ -192,7 +199,3 @@ def _lse_drift(name: str, found: Tensor, expected: Tensor, settings: CompareSett
         floor=settings.floor.lse,
         bitwise=settings.strict,
     )
-
-
-def _blocks(replayed: Replayed) -> int:
-    return max(len(states.blocks.lse) for states in replayed.states)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvplugin.replay.attention import RequestStates, Scan, attend
+from kvplugin.replay.attention import RequestStates, attend
 from kvplugin.replay.inputs import CompareSettings, ReplayInputs
 from kvplugin.replay.merge import merge_groups, merge_states, rank_groups, split_groups
-from kvplugin.replay.reconstruct import Request, requests
+from kvplugin.replay.reconstruct import requests
 from kvplugin.replay.reference import Attention
 from kvplugin.replay.validate import validate
 
@@ -36,16 +36,17 @@ class Replayed(NamedTuple):
     ranks: Attention | None
     states: list[RequestStates]
 
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens that each query sees: int64 ``[B, 1, Sq, 1]``, beside outputs."""
+        return torch.stack([each.tokens for each in self.states])[:, None, :, None]
 
-def compute(
-    inputs: ReplayInputs,
-    settings: CompareSettings | None = None,
-    scan: Callable[[Request], Scan | None] = lambda request: None,
-) -> Replayed:
-    """Replay valid inputs; ``scan`` gives what looks at a request's content while it is read."""
+
+def compute(inputs: ReplayInputs, settings: CompareSettings | None = None) -> Replayed:
+    """Replay valid inputs."""
     split = settings.split_size if settings else None
     per_split = None if split is None else split // inputs.pool.page_size
-    states = [attend(inputs, request, scan(request)) for request in requests(inputs)]
+    states = [attend(inputs, request) for request in requests(inputs)]
     flat = [merge_groups(*each.blocks, split_groups(len(each.blocks.lse), per_split)) for each in states]
     ranks = hierarchical = None
     if inputs.context_parallel is not None:

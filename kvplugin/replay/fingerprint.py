@@ -8,17 +8,21 @@ is length-prefixed before hashing, so that no two field lists hash the same byte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from kvplugin.replay.inputs import CompareSettings, ReplayInputs
-from kvplugin.replay.reconstruct import CHUNK_TOKENS, Request, Window, requests, windows
+from kvplugin.replay.reconstruct import CHUNK_TOKENS, Request, requests
 
 DIGEST_BYTES = 16
+MOST_THREADS = 8
+LEAST_SHARE = 1024
+"""Tokens that are worth a thread of their own."""
 
 
 def digest(fields: Iterable[bytes | str | int | float]) -> str:
@@ -37,101 +41,117 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 @cache
-def _hasher() -> ThreadPoolExecutor:
-    """One thread: hashing releases the interpreter's lock, so a window is hashed while the next one is attended to."""
-    return ThreadPoolExecutor(1, thread_name_prefix="kvplugin-replay-digest")
+def _hashers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="kvplugin-replay-digest")
 
 
-def _chunk_digests(data: memoryview, step: int) -> list[bytes]:
-    return [hashlib.sha256(data[start : start + step]).digest() for start in range(0, len(data), step)]
+def _chunk_digests(sides: Sequence[_Tokens], length: int) -> list[bytes]:
+    """The digest of each :data:`CHUNK_TOKENS` tokens, in logical order.
+
+    Threads share the work, as many as torch has: hashing releases the interpreter's lock. The caller waits for them:
+    torch's own threads suffer far more from others at their side than hashing meanwhile would win.
+    """
+    threads = min(torch.get_num_threads(), MOST_THREADS, -(-length // LEAST_SHARE))
+    share = -(-length // (threads * CHUNK_TOKENS)) * CHUNK_TOKENS
+    spans = [(start, min(start + share, length)) for start in range(0, length, share)]
+    others = [_hashers().submit(_digests, sides, *span) for span in spans[1:]]
+    return [*_digests(sides, *spans[0]), *(each for other in others for each in other.result())]
 
 
+def _digests(sides: Sequence[_Tokens], start: int, stop: int) -> list[bytes]:
+    """Chunks of tokens ``[start, stop)``: keys, then values, whose sizes the content's header gives away."""
+    found = []
+    for first in range(start, stop, CHUNK_TOKENS):
+        state = hashlib.sha256()
+        for side in sides:
+            side.feed(state.update, first, min(first + CHUNK_TOKENS, stop))
+        found.append(state.digest())
+    return found
+
+
+class _Tokens:
+    """The bytes of one request's tokens in a paged tensor ``[P, page, ...]``, as they lie in the pages."""
+
+    def __init__(self, elements: Tensor, pages: Tensor) -> None:
+        self._page = elements.shape[1]
+        self._size = elements[0, 0].numel() * elements.element_size()
+        if elements.device.type == "cpu" and elements.is_contiguous():
+            self._data, self._pages = tensor_bytes(elements), pages.tolist()
+        else:
+            self._data, self._pages = tensor_bytes(elements.index_select(0, pages)), list(range(len(pages)))
+
+    def feed(self, update: Callable[[memoryview], None], token: int, stop: int) -> None:
+        """Hand over tokens ``[token, stop)``, which may lie in part of a page or in several."""
+        while token < stop:
+            block, offset = divmod(token, self._page)
+            end = min(self._page, offset + stop - token)
+            base = self._pages[block] * self._page
+            update(self._data[(base + offset) * self._size : (base + end) * self._size])
+            token += end - offset
+
+
+@dataclass(frozen=True)
 class ContentDigest:
-    """Digests of chunks of :data:`CHUNK_TOKENS` tokens, gathered while windows pass by (:class:`~.attention.Scan`).
+    """Digests of one request's content, chunk by chunk.
 
     Attributes:
+        header: what the whole content has in common.
+        positions: of its tokens, int64 ``[length]``.
+        leaves: the chunks' digests.
         prefix_length: tokens of the prefix whose own digest is wanted as well; 0 = none.
+        tail: digest of the prefix's last, partial chunk, if it has one.
     """
 
-    def __init__(self, inputs: ReplayInputs, request: Request, prefix_length: int = 0) -> None:
-        self._inputs, self._request, self.prefix_length = inputs, request, prefix_length
-        self._keys: list[Future[list[bytes]]] = []
-        self._values: list[Future[list[bytes]]] = []
-        self._tails: list[bytes] = []
-
-    def keys(self, window: Window) -> None:
-        """Add a window of keys."""
-        self._add(self._keys, window)
-
-    def values(self, window: Window) -> None:
-        """Add a window of values."""
-        self._add(self._values, window)
-
-    def _add(self, windows: list[Future[list[bytes]]], window: Window) -> None:
-        data = tensor_bytes(window.raw)
-        token = len(data) // len(window.raw)
-        if windows:
-            windows[-1].result()  # one window waits at most: a long queue would hold the whole context in memory
-        windows.append(_hasher().submit(_chunk_digests, data, CHUNK_TOKENS * token))
-        tail = self.prefix_length % CHUNK_TOKENS
-        start = self.prefix_length - tail - window.start
-        if tail and 0 <= start < len(window.raw):
-            self._tails.append(hashlib.sha256(data[start * token : (start + tail) * token]).digest())
-
-    def _chunks(self) -> tuple[list[bytes], list[bytes]]:
-        keys, values = ([each for done in side for each in done.result()] for side in (self._keys, self._values))
-        return keys, values
+    header: tuple[str, ...]
+    positions: Tensor
+    leaves: list[bytes]
+    prefix_length: int
+    tail: list[bytes]
 
     @property
     def chunks(self) -> list[str]:
         """One digest per chunk of tokens, keys and values together."""
-        keys, values = self._chunks()
-        pairs = zip(keys, values or [b""] * len(keys), strict=True)
-        return [hashlib.sha256(key + value).hexdigest()[: 2 * DIGEST_BYTES] for key, value in pairs]
+        return [leaf.hex()[: 2 * DIGEST_BYTES] for leaf in self.leaves]
 
     def content(self) -> str:
         """The content fingerprint of the whole request."""
-        keys, values = self._chunks()
-        return self._digest(self._request.length, keys, values)
+        return self._digest(len(self.positions), self.leaves)
 
     def prefix(self) -> str:
         """The content fingerprint of the first ``prefix_length`` tokens."""
-        whole = self.prefix_length // CHUNK_TOKENS
-        keys, values = self._chunks()
-        return self._digest(self.prefix_length, keys[:whole], values[:whole], self._tails)
+        return self._digest(self.prefix_length, self.leaves[: self.prefix_length // CHUNK_TOKENS] + self.tail)
 
-    def _digest(self, length: int, *parts: Sequence[bytes]) -> str:
-        pool, rope = self._inputs.pool, self._inputs.rope
-        header = (
-            "kvplugin.replay.content.1",
-            length,
-            pool.format,
-            pool.keys.dtype,
-            "" if pool.values is None else pool.values.dtype,
-            pool.kv_heads,
-            pool.key_dim,
-            pool.value_dim,
-            rope.k_state,
-            rope.k_dtype,
-            rope.theta,
-            rope.layout,
-            rope.rotary_dim,
-        )
-        positions = tensor_bytes(self._request.positions[:length])
-        # Chunk digests have one size, so a side's can stand together as one field.
-        return digest([*map(str, header), bytes(positions), *(b"".join(part) for part in parts)])
+    def _digest(self, length: int, leaves: Sequence[bytes]) -> str:
+        positions = bytes(tensor_bytes(self.positions[:length]))
+        # The chunks' digests have one size, so they can stand together as one field.
+        return digest(["kvplugin.replay.content.2", length, *self.header, positions, b"".join(leaves)])
+
+
+def request_digest(inputs: ReplayInputs, request: Request, prefix_length: int = 0) -> ContentDigest:
+    """Digest one request's pages."""
+    pool, rope = inputs.pool, inputs.rope
+    sides = [_Tokens(side, request.pages) for side in (pool.keys, pool.values) if side is not None]
+    whole = prefix_length // CHUNK_TOKENS * CHUNK_TOKENS
+    leaves, tail = _chunk_digests(sides, request.length), _digests(sides, whole, prefix_length)
+    header = (
+        pool.format,
+        pool.keys.dtype,
+        "" if pool.values is None else pool.values.dtype,
+        pool.kv_heads,
+        pool.key_dim,
+        pool.value_dim,
+        rope.k_state,
+        rope.k_dtype,
+        rope.theta,
+        rope.layout,
+        rope.rotary_dim,
+    )
+    return ContentDigest(tuple(map(str, header)), request.positions, leaves, prefix_length, tail)
 
 
 def content_digest(inputs: ReplayInputs, row: int, prefix_length: int = 0) -> ContentDigest:
-    """Digest one request's pages without attending to them."""
-    request = next(request for request in requests(inputs) if request.row == row)
-    found = ContentDigest(inputs, request, prefix_length)
-    for window in windows(inputs.pool.keys, request):
-        found.keys(window)
-    if inputs.pool.values is not None:
-        for window in windows(inputs.pool.values, request):
-            found.values(window)
-    return found
+    """Digest the pages of one row of the batch."""
+    return request_digest(inputs, next(each for each in requests(inputs) if each.row == row), prefix_length)
 
 
 def content_fingerprint(inputs: ReplayInputs, row: int) -> str:

@@ -31,11 +31,11 @@ def merge_states(out: Tensor, lse: Tensor) -> Attention:
     """
     largest = lse.amax(0)
     shares = torch.exp(lse - shift(largest))
-    weighted = shares.unsqueeze(-1)
-    total, merged = shares[0].clone(), weighted[0] * out[0]
-    for share, weight, state in zip(shares[1:], weighted[1:], out[1:], strict=True):
+    weighted = shares.unsqueeze(-1) * out
+    total, merged = shares[0].clone(), weighted[0].clone()
+    for share, state in zip(shares[1:], weighted[1:], strict=True):
         total += share
-        merged.addcmul_(weight, state)
+        merged += state
     # Nothing seen: total is 0, and so must be the output.
     return Attention(merged / total.masked_fill(total == 0, 1.0).unsqueeze(-1), largest + total.log())
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from kvplugin.replay.compute import Replayed, merge_orders
-from kvplugin.replay.fingerprint import execution_fingerprint
+from kvplugin.replay.fingerprint import ContentDigest, execution_fingerprint
 from kvplugin.replay.inputs import CompareSettings, ReplayInputs
 from kvplugin.replay.report import Fingerprints, Provenance
-from kvplugin.replay.validate import ContentScan
 
 
 def block_owners(inputs: ReplayInputs, replayed: Replayed) -> list[list[int]]:
@@ -22,17 +21,17 @@ def block_owners(inputs: ReplayInputs, replayed: Replayed) -> list[list[int]]:
 
 
 def fingerprints(
-    inputs: ReplayInputs, settings: CompareSettings, replayed: Replayed, scans: Sequence[ContentScan]
+    inputs: ReplayInputs, settings: CompareSettings, replayed: Replayed, digests: Sequence[ContentDigest]
 ) -> list[Fingerprints]:
     """Content and execution identity of each request."""
     owners = block_owners(inputs, replayed) or [[] for _ in replayed.states]
     return [
         Fingerprints(
-            content=scan.digest.content(),
+            content=content.content(),
             execution=execution_fingerprint(settings, inputs.pool.page_size, row_owners, merge_orders(states)),
-            chunks=scan.digest.chunks,
+            chunks=content.chunks,
         )
-        for scan, row_owners, states in zip(scans, owners, replayed.states, strict=True)
+        for content, row_owners, states in zip(digests, owners, replayed.states, strict=True)
     ]
 
 

@@ -14,8 +14,8 @@ from kvplugin.replay.inputs import ReplayInputs
 from kvplugin.replay.pages import KVPool
 from kvplugin.replay.rope import RopeState, rotate
 
-WINDOW_TOKENS = 256
-"""Tokens gathered at once: 1 MiB of float32 at 8 heads of 128, so that a window stays in the CPU's cache."""
+WINDOW_TOKENS = 512
+"""Tokens gathered at once: 2 MiB of float32 at 8 heads of 128, so that a window stays in the CPU's cache."""
 CHUNK_TOKENS = 16
 """Tokens per content digest; windows are whole chunks. Fixed, so that content identity does not depend on the page."""
 

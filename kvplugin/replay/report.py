@@ -130,6 +130,7 @@ class CaptureReport(Model):
     kvplugin: str = Field(description="version that wrote the report")
     engine: str
     model: str
+    policy: str = Field(default="", description="the topology policy in force; empty where nobody has said")
     within: bool
     first_drift: FirstDrift | None
     records: list[RecordReport]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from kvplugin.replay.errors import IdentityError
 from kvplugin.replay.fingerprint import ContentDigest
 from kvplugin.replay.inputs import CompareSettings, Observed, PrefixIdentity, ReplayInputs
-from kvplugin.replay.reconstruct import Request, Window, windows
+from kvplugin.replay.reconstruct import Request, windows
 from kvplugin.replay.refuse import refuse
 from kvplugin.replay.validate_shapes import (
     check_context_parallel,
@@ -33,8 +31,8 @@ from kvplugin.replay.validate_values import (
 def validate(inputs: ReplayInputs, observed: Observed | None = None, settings: CompareSettings | None = None) -> None:
     """Check everything that can be known without reading the cached content.
 
-    The content itself (finite values, prefix fingerprint) is checked by :class:`ContentScan` while it is read for the
-    comparison, so that a long context is read once.
+    The content itself is checked by :func:`check_content` and :func:`check_prefix`, with what a comparison has computed
+    from it anyway.
 
     Raises:
         ArgumentError: naming field, batch row, slot and value.
@@ -66,52 +64,30 @@ def validate(inputs: ReplayInputs, observed: Observed | None = None, settings: C
             refuse("prefixes", f"row {row}: length {prefix.length}", f"must be at most the row's {length} tokens")
 
 
-class ContentScan:
-    """Reads a request's cached content on its way to attention: finite values, and digests where asked for."""
+def check_content(inputs: ReplayInputs, request: Request) -> None:
+    """Refuse a cached element that is not finite; every element is looked at.
 
-    def __init__(self, inputs: ReplayInputs, request: Request) -> None:
-        self._pool, self._row = inputs.pool, request.row
-        self.prefix: PrefixIdentity | None = inputs.prefixes[request.row] if inputs.prefixes else None
-        self.digest = ContentDigest(inputs, request, (self.prefix and self.prefix.length) or 0)
-
-    def keys(self, window: Window) -> None:
-        """Check and digest a window of keys."""
-        self._check("pool.keys", self._pool.decode_keys(window.raw), window)
-        self.digest.keys(window)
-
-    def values(self, window: Window) -> None:
-        """Check and digest a window of values."""
-        self._check("pool.values", window.raw, window)
-        self.digest.values(window)
-
-    def check_prefix(self) -> None:
-        """Refuse a prefix whose cached content is not what its fingerprint says.
-
-        Raises:
-            IdentityError: naming row, key and both digests.
-        """
-        if self.prefix is None:
-            return
-        found = self.digest.prefix()
-        if found != self.prefix.fingerprint:
-            refuse(
-                "prefixes",
-                f"row {self._row}, key {self.prefix.key!r}: the {self.prefix.length} cached tokens digest to {found}",
-                f"the prefix was stored as {self.prefix.fingerprint}; its content was altered or is another's",
-                IdentityError,
-            )
-
-    def _check(self, field: str, tokens: Tensor, window: Window) -> None:
-        check_finite(f"{field}, row {self._row}", tokens, ("token", "head", "element"), window.start)
+    Raises:
+        ArgumentError: naming the first one's row, token and value.
+    """
+    pool, axes = inputs.pool, ("token", "head", "element")
+    for window in windows(pool.keys, request):
+        check_finite(f"pool.keys, row {request.row}", pool.decode_keys(window.raw), axes, window.start)
+    if pool.values is not None:
+        for window in windows(pool.values, request):
+            check_finite(f"pool.values, row {request.row}", window.raw, axes, window.start)
 
 
-def scan(inputs: ReplayInputs, request: Request) -> ContentScan:
-    """Read a request's content for its checks alone."""
-    found = ContentScan(inputs, request)
-    for window in windows(inputs.pool.keys, request):
-        found.keys(window)
-    if inputs.pool.values is not None:
-        for window in windows(inputs.pool.values, request):
-            found.values(window)
-    found.check_prefix()
-    return found
+def check_prefix(prefix: PrefixIdentity | None, row: int, found: ContentDigest) -> None:
+    """Refuse a prefix whose cached content is not what its fingerprint says.
+
+    Raises:
+        IdentityError: naming row, key and both digests.
+    """
+    if prefix is not None and (now := found.prefix()) != prefix.fingerprint:
+        refuse(
+            "prefixes",
+            f"row {row}, key {prefix.key!r}: the {prefix.length} cached tokens digest to {now}",
+            f"the prefix was stored as {prefix.fingerprint}; its content was altered or is another's",
+            IdentityError,
+        )

@@ -12,6 +12,9 @@ from kvplugin.replay.rope import RopeState
 LARGEST_SCALE = 1e12
 """Far beyond any head size, and its square and its inverse still fit float32."""
 
+MOST_RANKS = 4096
+"""Every rank's states are held, blocks or not."""
+
 
 def check_pool(pool: KVPool) -> None:
     """Rank, dtype and sizes of the pages."""
@@ -84,6 +87,8 @@ def check_rope(inputs: ReplayInputs) -> None:
 def check_context_parallel(parallel: ContextParallel, inputs: ReplayInputs) -> None:
     """World size and the owners' shape."""
     check_count("context_parallel.world_size", parallel.world_size)
+    if parallel.world_size > MOST_RANKS:
+        refuse("context_parallel.world_size", f"got {parallel.world_size}", f"must be at most {MOST_RANKS}")
     owners, table = parallel.block_owners, inputs.block_table
     check_tensor("cp_block_owners", owners, tuple(table.shape), INDEX_DTYPES, table.device)
 

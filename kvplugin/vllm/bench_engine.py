@@ -1,4 +1,4 @@
-"""``kvplugin bench engine``: decode steps of one engine, the policy's hook off and on by turns, in one process."""
+"""``kvplugin bench engine``: decode steps of one engine, the hook off, on, and on while it is exported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvplugin.config import ROOT_KEY, Mode, PolicyConfig
 from kvplugin.errors import ArgumentError, EngineMismatch
+from kvplugin.metrics.definitions import EXACT, REMAP_INVALID, REMAP_PATHS, SAMPLED
+from kvplugin.metrics.export import CounterExporter
 from kvplugin.topology import lower
 from kvplugin.vllm.backend_names import BACKEND_NAME
 
@@ -22,6 +25,9 @@ BYTES_PER_TOKEN = 24 << 10
 LEAST_PREFILL_TOKENS = 512
 """A step prefills at least this many tokens, so this bounds the steps until the last request decodes."""
 POLICY = PolicyConfig(mode=Mode.SPARSE_MERGE)
+OFF, ON, EXPORTED = CONTESTANTS = ("off", "on", "exported")
+"""The hook off; on; on while another thread publishes the counters. It does so at each step here, not four times a
+second as in service, so what it adds here is more than what it adds there."""
 
 # The shape of a small GLM-5.2: enough layers for two index groups with followers. Weights are drawn at load time.
 MODEL_CONFIG: dict[str, Any] = {
@@ -66,7 +72,7 @@ MODEL_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class EngineBench:
-    """What to run: ``requests`` decode side by side from ``context`` tokens on, ``steps`` steps each way."""
+    """What to run: ``requests`` decode side by side from ``context`` tokens on, ``steps`` steps of each contestant."""
 
     model: Path | None
     requests: int
@@ -78,11 +84,16 @@ class EngineBench:
     def new_tokens(self) -> int:
         """Tokens per request that keep all of them decoding until the last timed step."""
         prefill_steps = self.requests * (self.context // LEAST_PREFILL_TOKENS + 1)
-        return prefill_steps + WARM_UP_STEPS + 2 * self.steps + 4
+        return prefill_steps + self.decode_steps + 4
+
+    @property
+    def decode_steps(self) -> int:
+        """Those that warm up, and those that are timed."""
+        return WARM_UP_STEPS + len(CONTESTANTS) * self.steps
 
 
 def run(bench: EngineBench) -> dict[str, list[float]]:
-    """Seconds of each decode step, with the hook ``off`` and ``on`` by turns.
+    """Seconds of each decode step, the contestants by turns.
 
     Raises:
         ArgumentError: the policy's structure does not fit ``index_topk``.
@@ -131,7 +142,6 @@ def _measure(engine: Any, bench: EngineBench) -> dict[str, list[float]]:
     hook = state.hook
     if hook is None:
         raise EngineMismatch("kvplugin bench engine", "the engine runs without the policy's hook", "see its log")
-    tokens = WARM_UP_STEPS + 2 * bench.steps
     sampling = SamplingParams(max_tokens=bench.new_tokens, temperature=0, ignore_eos=True, detokenize=False)
     for request in range(bench.requests):
         prompt = [(17 * request + 31 * position) % 400 + 8 for position in range(bench.context)]
@@ -139,13 +149,26 @@ def _measure(engine: Any, bench: EngineBench) -> dict[str, list[float]]:
     answered: set[str] = set()
     while len(answered) < bench.requests:  # prefill, in as many steps as it takes
         answered |= {output.request_id for output in engine.step() if output.outputs[0].token_ids}
-    times: dict[str, list[float]] = {"off": [], "on": []}
-    for step in range(tokens):
-        name = "on" if step % 2 else "off"
-        state.hook = hook if name == "on" else None
-        start = time.perf_counter()
-        engine.step()
-        if step >= WARM_UP_STEPS:
-            times[name].append(time.perf_counter() - start)
+    exporter = CounterExporter(
+        {
+            EXACT: hook.counters,
+            SAMPLED: hook.sampled,
+            REMAP_PATHS: state.remap.paths[None],
+            REMAP_INVALID: state.remap.invalid[None],
+        }
+    )
+    times: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    with ThreadPoolExecutor(1) as publisher:
+        for step in range(bench.decode_steps):
+            name = CONTESTANTS[step % len(CONTESTANTS)]
+            state.hook = None if name == OFF else hook
+            start = time.perf_counter()
+            published = publisher.submit(exporter.publish) if name == EXPORTED else None
+            engine.step()
+            if step >= WARM_UP_STEPS:
+                times[name].append(time.perf_counter() - start)
+            if published is not None:
+                published.result()
+    exporter.close()
     state.hook = hook
     return times

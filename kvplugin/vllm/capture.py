@@ -12,7 +12,7 @@ from kvplugin.errors import ArgumentError
 from kvplugin.vllm.capture_identity import EngineIdentity
 from kvplugin.vllm.capture_recorder import IndexerRows, LayerStep, StepRecorder
 from kvplugin.vllm.capture_request import ALL, CaptureRequest
-from kvplugin.vllm.capture_target import StepPassed, running_request, target_rows
+from kvplugin.vllm.capture_target import NeverComes, running_request, target_rows
 from kvplugin.vllm.log import logger
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class StepCapture:
         """Turn an exception into :attr:`problem`."""
         try:
             yield
-        except StepPassed as passed:
-            self.problem = str(passed)
+        except NeverComes as reason:
+            self.problem = str(reason)
         except Exception as error:
             logger.exception("kvplugin: capture: gave up")
             self.problem = f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ import base64
 import json
 import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class CaptureClient:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._wanted = CaptureRequest()
+        self._owner = uuid.uuid4().hex
 
     def arm(self, wanted: CaptureRequest) -> None:
         """Make the engine wait for a step.
@@ -42,20 +44,20 @@ class CaptureClient:
             ArgumentError: the engine refuses the request.
         """
         self._wanted = wanted
-        self._ask("arm", wanted.model_dump_json())
+        self._ask("arm", wanted.model_dump_json(), self._owner)
 
     def disarm(self) -> None:
-        """Make the engine forget the capture."""
-        self._ask("disarm")
+        """Make the engine forget the capture, unless it is another client's by now."""
+        self._ask("disarm", self._owner)
 
     def result(self) -> dict[str, Any]:
         """What has come of it; see ``kvplugin_capture_result``.
 
         Raises:
-            ArgumentError: the limit holds no record.
+            ArgumentError: the limit holds no record, or another client has armed a capture since.
             CaptureFailed: the engine gave up.
         """
-        found = self._ask("result")
+        found = self._ask("result", self._owner)
         if found["state"] == "failed":
             what = f"capture of request {self._wanted.request}, step {self._wanted.step}"
             raise CaptureFailed(f"{what}: {found['problem']}")
@@ -72,7 +74,8 @@ class CaptureClient:
             if time.monotonic() > until:
                 seen = f"request {found['request']} was seen" if found.get("request") else "no such request was seen"
                 what = f"no step {self._wanted.step} of request {self._wanted.request} in {seconds:g} s"
-                raise CaptureFailed(f"{what}; {seen}; send it while the capture waits, or wait longer")
+                cure = "send it while the capture waits, for long enough to come to the step, or wait longer"
+                raise CaptureFailed(f"{what}; {seen}; {cure}")
             time.sleep(POLL_S)
         return found
 
@@ -98,7 +101,7 @@ class CaptureClient:
     def _download(self, name: str, size: int, path: Path) -> None:
         with path.open("wb") as file:
             while file.tell() < size:
-                piece = base64.b64decode(self._ask("read", name, str(file.tell()))["data"])
+                piece = base64.b64decode(self._ask("read", name, str(file.tell()), self._owner)["data"])
                 if not 0 < len(piece) <= size - file.tell():
                     raise CaptureFailed(f"{name}: the engine sent {len(piece)} bytes at {file.tell()} of {size}")
                 file.write(piece)

@@ -35,7 +35,8 @@ class CaptureFiles:
     def __init__(self, recorder: StepRecorder, identity: EngineIdentity, limit: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kvplugin-capture-")
         folder = Path(self._folder.name)
-        with CaptureWriter(folder, identity.engine, identity.model, limit, len(recorder.left_out)) as writer:
+        names = (identity.engine, identity.model)
+        with CaptureWriter(folder, *names, limit, len(recorder.left_out), identity.policy) as writer:
             self.written = [record.layer for record in recorder.records if writer.add(record)]
         seen = [record.layer for record in recorder.records] + recorder.left_out
         self.left_out = sorted(set(seen) - set(self.written))

@@ -16,9 +16,6 @@ from kvplugin.vllm.backend_names import BACKEND_NAME
 from kvplugin.vllm.engine_remap import IndexedLayer
 from kvplugin.vllm.settings import describe, engine_config
 
-LABEL = 200
-"""Characters of a name in the manifest."""
-
 
 class LayerRotation(NamedTuple):
     """How queries and keys of one layer are rotated before a capture sees them; the indexer has its own rotation."""
@@ -31,14 +28,16 @@ class EngineIdentity(NamedTuple):
     """One engine.
 
     Attributes:
-        engine: vLLM's version and the policy in force.
+        engine: vLLM's version.
         model: name, architecture and dtype; of a local checkpoint the folder's name alone.
+        policy: the one in force.
         backend: name of the attention backend.
         rotations: by layer number, for every layer that can be captured.
     """
 
     engine: str
     model: str
+    policy: str
     backend: str
     hidden_size: int
     rotations: dict[int, LayerRotation]
@@ -53,8 +52,9 @@ def read_identity(vllm_config: Any, model: torch.nn.Module) -> EngineIdentity:
     dtype = str(config.dtype).removeprefix("torch.")
     rotations = dict(_rotations(model, config.dtype))
     return EngineIdentity(
-        f"vLLM {vllm.__version__}, {policy}"[:LABEL],
-        f"{Path(config.model).name} ({', '.join(config.architectures)}, {dtype})"[:LABEL],
+        f"vLLM {vllm.__version__}",
+        f"{Path(config.model).name} ({', '.join(config.architectures)}, {dtype})",
+        policy,
         BACKEND_NAME,
         text.hidden_size,
         rotations,

@@ -9,7 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvplugin.replay import Indexer, KVPool, LseBase, Observed, Record, ReplayInputs, RopeRecord, slot_positions
+from kvplugin.replay import (
+    FreshCache,
+    Indexer,
+    KVPool,
+    LseBase,
+    Observed,
+    Record,
+    ReplayInputs,
+    RopeRecord,
+    slot_positions,
+)
 from kvplugin.vllm.capture_identity import EngineIdentity
 from kvplugin.vllm.capture_target import TargetRows
 
@@ -36,6 +46,7 @@ class LayerStep(NamedTuple):
     Attributes:
         layer: its number.
         query: floating ``[T, H, C + R]``, after the rotation.
+        written: floating ``[T, C + R]``, what the layer has handed to its cache; None if it has not.
         cache: floating ``[blocks, page, C + R]``.
         block_table: int ``[R, M]``.
         selection: int32 ``[T, K]``, logical.
@@ -48,6 +59,7 @@ class LayerStep(NamedTuple):
 
     layer: int
     query: Tensor
+    written: Tensor | None
     cache: Tensor
     block_table: Tensor
     selection: Tensor
@@ -116,7 +128,7 @@ class StepRecorder:
         indexer = self._indexer
         leads = indexer is not None and indexer.layer == step.layer
         return Record(
-            request=self.target.request[:200],
+            request=self.target.request,
             layer=step.layer,
             step=self.target.step,
             inputs=self._inputs(step, pages, rotation.attention),
@@ -129,6 +141,7 @@ class StepRecorder:
             page_ids=pages,
             indexer=_indexer(indexer, rotation.indexer) if leads else None,
             indexer_scores=indexer.rows.scores if indexer is not None and leads else None,
+            fresh=None if step.written is None else FreshCache(step.written[rows].clone()),
             hidden_size=self._identity.hidden_size,
             backend=self._identity.backend,
         )

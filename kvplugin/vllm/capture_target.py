@@ -43,8 +43,8 @@ class TargetRows(NamedTuple):
         return torch.arange(self.length - (self.rows.stop - self.rows.start), self.length)
 
 
-class StepPassed(Exception):
-    """The request is beyond the step that was asked for."""
+class NeverComes(Exception):
+    """The step that was asked for lies behind, or its request is over."""
 
 
 def running_request(wanted: CaptureRequest, runner: Any) -> str | None:
@@ -64,8 +64,10 @@ def target_rows(
     newest token.
 
     Raises:
-        StepPassed: this step and all later ones are beyond the step that was asked for.
+        NeverComes: this step and all later ones are beyond the step that was asked for, or the request is over.
     """
+    if request not in runner.requests:
+        raise NeverComes(f"request {request} was over before it came to the step")
     running = runner.input_batch.req_ids[: common.num_reqs]
     if request not in running:
         return None
@@ -75,7 +77,7 @@ def target_rows(
     length = seen if wanted.step == NEXT else state.num_prompt_tokens + wanted.step
     newest = first + (length - 1) - (seen - (stop - first))
     if newest < first:
-        raise StepPassed(f"request {request} is at step {max(0, seen - state.num_prompt_tokens)} already")
+        raise NeverComes(f"request {request} is at step {max(0, seen - state.num_prompt_tokens)} already")
     if newest >= stop:
         return None
     rows = slice(max(first, newest + 1 - wanted.rows), newest + 1)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
-from kvplugin.cli.bench_replay import BenchReplayRequest, run_bench_replay
+from kvplugin.cli.bench import app as bench
+from kvplugin.cli.bench_replay import BenchReplayRequest, _peak_bytes, run_bench_replay
 from kvplugin.cli.replay import replay
 from kvplugin.errors import ArgumentError
 from kvplugin.replay import Capture, write_capture
@@ -132,10 +134,35 @@ def test_bench() -> None:
     assert min(report.medians_ms.values()) > 0
 
 
-@pytest.mark.parametrize(("option", "value"), [("context", 0), ("kv_heads", 0), ("repeats", 3)])
-def test_bench_refuses(option: str, value: int) -> None:
-    with pytest.raises(ArgumentError, match=f"--{option.replace('_', '-')}: got {value}; must be at least"):
-        BenchReplayRequest(**{option: value})
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "--context: got 0; must be in [1, 4194304]"),
+        ({"kv_heads": 0}, "--kv-heads: got 0; must be in [1, 1024]"),
+        ({"repeats": 3}, "--repeats: got 3; must be in [7, 1000]"),
+        ({"page": 10**12}, "--page: got 1000000000000; must be in [1, 4096]"),
+        ({"dim": 3}, "--dim: got 3; must be even: elements are rotated in pairs"),
+        ({"context": 1 << 22}, "--context: 4194304 tokens of 8 heads of 128 need 52.0 GiB; at most 32 GiB"),
+    ],
+)
+def test_bench_refuses(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        BenchReplayRequest(**options)
+    assert str(error.value) == f"kvplugin bench replay {message}"
+
+
+def test_bench_command_refuses_in_the_options_words() -> None:
+    found = CliRunner().invoke(bench, ["replay", "--dim", "3"], env=WIDE)
+    assert found.exit_code == 2
+    assert "Invalid value for --dim: got 3; must be even" in found.output
+
+
+def test_peak_is_what_the_call_needs() -> None:
+    """Memory that an earlier call has freed counts as well."""
+    size = 64 << 20
+    bytearray(size)
+    found = _peak_bytes(lambda: torch.ones(size // 4))
+    assert found is None or 0.9 * size < found < 1.5 * size
 
 
 def test_records_of_different_requests(tmp_path: Path) -> None:

@@ -81,6 +81,32 @@ def test_fp8_pages_are_kept_as_they_are(tmp_path: Path) -> None:
     assert replay_capture(read_capture(tmp_path)).within
 
 
+def test_the_policy_has_a_field_of_its_own(tmp_path: Path) -> None:
+    capture = replace(make_capture(Shape(), layers=1), policy="mode topology_sparse_merge")
+    write_capture(capture, tmp_path)
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["policy"] == "mode topology_sparse_merge"
+    report = replay_capture(read_capture(tmp_path))
+    assert (report.engine, report.policy) == (capture.engine, capture.policy)
+
+
+def test_names_hold_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    """A request's id is the client's own text."""
+    record = replace(make_record(Shape()), request="a\x1b[31mb\n" + "c" * 300)
+    write_capture(Capture("engine\x07", "model\r", (record,)), tmp_path)
+    found = read_capture(tmp_path)
+    assert (found.engine, found.model) == ("engine?", "model?")
+    assert found.records[0].request == "a?[31mb?" + "c" * 192
+
+
+def test_more_fresh_elements_than_tokens(tmp_path: Path) -> None:
+    record = make_record(Shape(length=20))
+    assert record.fresh is not None
+    long = replace(record.fresh, keys=torch.cat([record.fresh.keys, record.fresh.keys[:1]]))
+    write_capture(Capture("engine", "model", (replace(record, fresh=long),)), tmp_path)
+    with pytest.raises(CaptureFileError, match=r"fresh_keys: 21 tokens; must be the newest of the request's 20"):
+        replay_capture(read_capture(tmp_path))
+
+
 def test_only_the_requests_own_pages_are_kept(tmp_path: Path) -> None:
     record = make_record(Shape(length=20, page=8))
     write_capture(Capture("engine", "model", (record,)), tmp_path)
@@ -212,6 +238,8 @@ HOSTILE: list[tuple[Callable[[Path], Any], str]] = [
     (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs are not permitted"),
     (edit(lambda m: m.update(records=[])), r"no records; a capture has at least one"),
     (edit(lambda m: m.update(engine="x" * 1000)), r"engine: String should have at most 200 characters"),
+    (edit(lambda m: m.update(engine="a \x1b[31m")), r"engine: String should match pattern"),
+    (edit(lambda m: m.update({"\x1b[31m": 1})), r"json: \?\[31m: Extra inputs are not permitted"),
     (field(layer=-1), r"records.0.layer: Input should be greater than or equal to 0"),
     (field(page_format="other"), r"records.0.page_format: Input should be 'gqa', 'mla' or 'fp8_ds_mla'"),
     (field(scale=float("nan")), r"records.0.scale: Input should be a finite number"),
@@ -258,6 +286,7 @@ MALFORMED: list[tuple[Callable[[Path], Any], str]] = [
     (field(lse_base=None), r"replay.observed.lse_base: None"),
     (field(latent_dim=4, page_format="mla"), r"replay.pool.values: given; mla pages have none"),
     (drop("values"), r"replay.pool.values: None; GQA pages need values"),
+    (field(cp_world_size=10**9), r"context_parallel.world_size: got 1000000000; must be at most 4096"),
     (field(cp_world_size=None), r"context_parallel.world_size: got 0; must be a positive integer"),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 from kvplugin.replay import (
     Capture,
     CaptureReport,
+    FreshCache,
     RopeState,
     Stage,
     Status,
@@ -163,6 +164,32 @@ def test_a_lost_latent_dimension(tmp_path: Path) -> None:
     keys[5, 40] += 0.1
     report = report_of(tmp_path, replace(record, fresh=replace(record.fresh, keys=keys)))
     assert findings(report) == ["rope keys at position 5 are not those of a fresh prefill"]
+
+
+def test_other_bits_alone_are_no_fault() -> None:
+    """Two layers of one index group have one selection: neither it nor any other fault is to blame for rounding."""
+    record = make_record(MLA)
+    assert record.observed.out is not None
+    off = replace(record, observed=replace(record.observed, out=record.observed.out.nextafter(torch.tensor(9.0))))
+    report = replay_capture(Capture("engine", "model", (off, replace(record, layer=1))), strict=True)
+    assert stage(report, Stage.ATTENTION) is Status.DRIFT
+    assert not [text for text in findings(report) if "reproduced by" in text]
+
+
+def test_a_key_that_is_not_the_one_the_step_wrote(tmp_path: Path) -> None:
+    """Of a running engine the newest tokens' cache elements are known, not those of the whole request."""
+    record = make_record(MLA)
+    assert record.fresh is not None
+    written = FreshCache(record.fresh.keys[-3:].clone())
+    report = report_of(tmp_path / "good", replace(record, fresh=written))
+    assert stage(report, Stage.CACHE) is Status.MATCH
+    names = [drift.name for drift in report.records[0].stages[1].drifts]
+    assert names == [
+        f"{each}, cached vs what the step wrote for tokens from 87 on" for each in ("latents", "rope keys")
+    ]
+    written.keys[1, 40] += 0.1
+    report = report_of(tmp_path / "bad", replace(record, fresh=written))
+    assert findings(report) == ["rope keys at position 88 are not those that the step wrote"]
 
 
 def test_what_is_missing_is_listed_with_a_reason() -> None:

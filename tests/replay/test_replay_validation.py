@@ -271,6 +271,27 @@ def test_cached_content_must_be_finite(field: str) -> None:
     assert str(error.value) == f"replay.pool.{field}, row 1: token 17, head 1, element 3: inf; must be finite"
 
 
+@pytest.mark.parametrize("field", ["keys", "values"])
+@pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
+@pytest.mark.parametrize("query", [0.0, 1.0])
+def test_content_that_no_query_attends_to_must_be_finite(field: str, value: float, query: float) -> None:
+    inputs = selected([0, 18, 3, -1])
+    broken = getattr(inputs.pool, field).clone()
+    token = int(inputs.block_table[0, 1]), 2
+    broken[token] = value
+    inputs = replace(inputs, q=inputs.q * query, pool=replace(inputs.pool, **{field: broken}))
+    with pytest.raises(ArgumentError) as error:
+        compare(inputs)
+    assert str(error.value) == f"replay.pool.{field}, row 0: token 10, head 0, element 0: {value}; must be finite"
+
+
+def test_products_that_overflow_are_no_bad_content() -> None:
+    inputs = good()
+    large = replace(inputs, pool=KVPool.gqa(inputs.pool.keys * 3e38, inputs.pool.values))  # type: ignore[arg-type]
+    large = replace(large, pool=replace(large.pool, keys=large.pool.keys.clamp(-3e38, 3e38)))
+    assert not compare(large).report.within
+
+
 def test_unused_slots_may_hold_anything() -> None:
     inputs = good()
     keys, values = inputs.pool.keys.clone(), inputs.pool.values.clone()  # type: ignore[union-attr]

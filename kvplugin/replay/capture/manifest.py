@@ -21,9 +21,17 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-Label = Annotated[str, Field(max_length=200)]
+LABEL_LENGTH = 200
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Characters that a terminal may take for a command."""
+Label = Annotated[str, Field(max_length=LABEL_LENGTH, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 DtypeName = Annotated[str, Field(pattern=f"^({'|'.join(DTYPES)})$")]
+
+
+def label(text: str) -> str:
+    """``text`` as a label: cut, and without control characters."""
+    return CONTROLS.sub("?", text)[:LABEL_LENGTH]
 
 
 class Model(BaseModel):
@@ -151,5 +159,6 @@ class Manifest(Model):
     kvplugin: Label
     engine: Label
     model: Label
+    policy: Label = Field(default="", description="the topology policy in force; empty where nobody has said")
     dropped: int = Field(default=0, ge=0, description="records left out at the size limit")
     records: list[RecordEntry]

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from kvplugin.replay.capture.manifest import (
+    CONTROLS,
     DTYPES,
     FILE_NAME,
     MANIFEST_NAME,
@@ -65,7 +66,7 @@ def read_capture(folder: Path, limit: int = DEFAULT_LIMIT) -> Capture:
         _record(index, entry, {role: tensors[each.file, each.name] for role, each in entry.tensors.items()})
         for index, entry in enumerate(manifest.records)
     )
-    return Capture(manifest.engine, manifest.model, records, manifest.dropped)
+    return Capture(manifest.engine, manifest.model, records, manifest.dropped, manifest.policy)
 
 
 def _manifest(folder: Path) -> Manifest:
@@ -80,7 +81,7 @@ def _manifest(folder: Path) -> Manifest:
         place = ".".join(map(str, first["loc"])) or "the file"
         more = error.error_count() - 1
         found = f"{place}: {first['msg']}" + (f" ({more} more)" if more else "")
-        raise CaptureFileError(str(path), found[:300], "see docs/replay-schema.json") from None
+        raise CaptureFileError(str(path), CONTROLS.sub("?", found)[:300], "see docs/replay-schema.json") from None
     if not manifest.records:
         raise CaptureFileError(str(path), "no records", "a capture has at least one")
     return manifest
@@ -162,4 +163,4 @@ def _record(index: int, entry: RecordEntry, tensors: dict[Role, Tensor]) -> Reco
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return CONTROLS.sub("?", " ".join(str(error).split()))[:200] or type(error).__name__

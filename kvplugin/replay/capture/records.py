@@ -29,11 +29,14 @@ class Indexer:
 
 @dataclass(frozen=True)
 class FreshCache:
-    """The same tokens' cache elements from a fresh prefill, in logical order and in the pool's layout and RoPE state.
+    """The newest n tokens' cache elements, in logical order and in the pool's layout and RoPE state.
+
+    Either a fresh prefill of the whole request gives them (n = length), or the step that computed them, on their way to
+    the cache.
 
     Attributes:
-        keys: ``[length, Hkv, D]``, or ``[length, C + R]`` for MLA (576 for fp8_ds_mla), floating.
-        values: ``[length, Hkv, Dv]``; None for MLA.
+        keys: ``[n, Hkv, D]``, or ``[n, C + R]`` for MLA (576 for fp8_ds_mla), floating.
+        values: ``[n, Hkv, Dv]``; None for MLA.
     """
 
     keys: Tensor
@@ -54,7 +57,7 @@ class Record:
         physical: int ``[Sq, K]``, cache rows the kernel read, ``page * page_size + offset``; -1 = unused.
         page_ids: int64 ``[P]``, the engine's number of each page of the pool; default the pool's own.
         indexer, indexer_scores: what the indexer read, and float32 ``[Sq, length]`` that it computed.
-        fresh: cache elements of a fresh prefill.
+        fresh: cache elements of a fresh prefill, or of the step before they were cached.
         log_probs, reference_log_probs: float32 ``[Sq]`` of the sampled tokens, by decode and by a full prefill.
         hidden_size: of the model, for the log-probabilities' tolerance.
         content, chunks: content fingerprints taken when the record was captured.
@@ -102,9 +105,11 @@ class Capture:
         model: name of the model.
         records: in any order.
         dropped: records left out because the capture had reached its size limit.
+        policy: the topology policy in force, in words; empty where nobody has said.
     """
 
     engine: str
     model: str
     records: tuple[Record, ...]
     dropped: int = 0
+    policy: str = ""

@@ -10,7 +10,16 @@ from typing import Any, Self
 from torch import Tensor
 
 from kvplugin import __version__
-from kvplugin.replay.capture.manifest import MANIFEST_NAME, NAMES, FloorEntry, Manifest, RecordEntry, Role, TensorEntry
+from kvplugin.replay.capture.manifest import (
+    MANIFEST_NAME,
+    NAMES,
+    FloorEntry,
+    Manifest,
+    RecordEntry,
+    Role,
+    TensorEntry,
+    label,
+)
 from kvplugin.replay.capture.records import Capture, Record
 from kvplugin.replay.capture.tensors import own_pages, prefix_entry, rope_entry, tensors_of
 from kvplugin.replay.errors import CaptureFileError, MissingExtra
@@ -29,7 +38,7 @@ class CaptureWriter:
 
     Args:
         folder: made if missing; must not hold a capture.
-        engine, model: names for the report.
+        engine, model, policy: names for the report.
         limit: bytes of tensors.
         dropped: records that were left out before they came here.
 
@@ -38,11 +47,20 @@ class CaptureWriter:
         MissingExtra: safetensors is not installed.
     """
 
-    def __init__(self, folder: Path, engine: str, model: str, limit: int = DEFAULT_LIMIT, dropped: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        engine: str,
+        model: str,
+        limit: int = DEFAULT_LIMIT,
+        dropped: int = 0,
+        policy: str = "",
+    ) -> None:
         safetensors_torch()
         if (folder / MANIFEST_NAME).exists():
             raise CaptureFileError(str(folder), "already holds a capture", "choose an empty folder")
-        self._folder, self._engine, self._model, self._limit = folder, engine, model, limit
+        self._folder, self._engine, self._model, self._policy = folder, engine, model, policy
+        self._limit = limit
         self._tensors: dict[str, Tensor] = {}
         self._entries: list[RecordEntry] = []
         self._bytes, self._dropped = 0, dropped
@@ -81,8 +99,9 @@ class CaptureWriter:
         os.replace(partial, target)
         manifest = Manifest(
             kvplugin=__version__,
-            engine=self._engine,
-            model=self._model,
+            engine=label(self._engine),
+            model=label(self._model),
+            policy=label(self._policy),
             dropped=self._dropped,
             records=self._entries,
         )
@@ -105,7 +124,7 @@ def _entry(record: Record, tensors: dict[Role, TensorEntry]) -> RecordEntry:
     inputs, parallel, indexer = record.inputs, record.inputs.context_parallel, record.indexer
     found = content_digest(inputs, 0)
     return RecordEntry(
-        request=record.request,
+        request=label(record.request),
         layer=record.layer,
         step=record.step,
         tensors=tensors,
@@ -120,7 +139,7 @@ def _entry(record: Record, tensors: dict[Role, TensorEntry]) -> RecordEntry:
         out_dtype=NAMES[inputs.out_dtype] if inputs.out_dtype else None,
         prefix=prefix_entry(record),
         hidden_size=record.hidden_size,
-        backend=record.backend,
+        backend=label(record.backend),
         content=record.content or found.content(),
         chunks=list(record.chunks) or found.chunks,
         floor=FloorEntry(**vars(record.floor)),
@@ -129,7 +148,7 @@ def _entry(record: Record, tensors: dict[Role, TensorEntry]) -> RecordEntry:
 
 def write_capture(capture: Capture, folder: Path, limit: int = DEFAULT_LIMIT) -> int:
     """Write a capture that is whole in memory; returns the number of records left out at the limit."""
-    with CaptureWriter(folder, capture.engine, capture.model, limit, capture.dropped) as writer:
+    with CaptureWriter(folder, capture.engine, capture.model, limit, capture.dropped, capture.policy) as writer:
         return sum(not writer.add(record) for record in capture.records)
 
 

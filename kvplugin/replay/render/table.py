@@ -39,7 +39,7 @@ def verdict(report: CaptureReport) -> str:
 
 
 def _stages(report: CaptureReport) -> Table:
-    title = Text(f"{report.model} on {report.engine}")
+    title = Text(f"{report.model} on {report.engine}" + (f", {report.policy}" if report.policy else ""))
     # Ten columns in 80 characters: no lines between them.
     table = Table(title=title, box=None, padding=(0, 1, 0, 0))
     for heading in ("request", "layer", "step", "at", *(HEADINGS.get(stage, str(stage)) for stage in Stage)):

@@ -14,6 +14,9 @@ from kvplugin.replay.report import Stage, StageReport, Status
 from kvplugin.replay.stages.hypotheses import explain
 from kvplugin.replay.tolerance import log_prob_tolerance, out_tolerance
 
+NO_LOG_PROBS = "the capture holds no head, and no log-probabilities of decode and prefill at this layer"
+SEVERAL_QUERIES = "an engine samples after the newest query token alone; capture one with --rows 1"
+
 
 def attention_stage(record: Record, others: Sequence[Record], comparison: Comparison) -> StageReport:
     """The engine's output and log-sum-exp against the replay's; a drift is explained if a fault reproduces it."""
@@ -40,11 +43,9 @@ def log_prob_stage(record: Record, comparison: Comparison) -> StageReport:
     if record.log_probs is not None and record.reference_log_probs is not None:
         drifts.append(_log_prob_drift(record))
     if not drifts:
-        return StageReport(
-            stage=Stage.LOG_PROBS,
-            status=Status.UNAVAILABLE,
-            reason="the capture holds no head, and no log-probabilities of decode and prefill at this layer",
-        )
+        several = record.inputs.q.shape[2] > 1 and record.log_probs is None
+        reason = SEVERAL_QUERIES if several else NO_LOG_PROBS
+        return StageReport(stage=Stage.LOG_PROBS, status=Status.UNAVAILABLE, reason=reason)
     findings = [
         f"{drift.name}: {drift.max:.3g}, tolerance {drift.tolerance:.3g}" for drift in drifts if not drift.within
     ]
@@ -86,9 +87,7 @@ def drift_by_position(record: Record, replayed: Replayed) -> dict[str, list[floa
     expected = replayed.flat.out[0].to(dtype)
     off = (record.observed.out[0].double() - expected.double()).abs().nan_to_num(nan=0.0, posinf=0.0)
     limit = (
-        out_tolerance(expected, replayed.flat.lse[0], len(replayed.states[0].blocks.lse), dtype)
-        .double()
-        .clamp_min(record.floor.out)
+        out_tolerance(expected, replayed.flat.lse[0], replayed.tokens[0], dtype).double().clamp_min(record.floor.out)
     )
     share = off / limit.clamp_min(torch.finfo(torch.float32).tiny)
     return {"position_drift": off.amax((0, 2)).tolist(), "position_share": share.amax((0, 2)).tolist()}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvplugin.replay.capture.records import FreshCache, Record
-from kvplugin.replay.drift import Drift, measure
+from kvplugin.replay.drift import measure
 from kvplugin.replay.pages import PageFormat
 from kvplugin.replay.reconstruct import CHUNK_TOKENS, Request, logical_slots, requests
 from kvplugin.replay.report import Fingerprints, Stage, StageReport, Status
@@ -45,15 +45,25 @@ def _origin(captured: tuple[str, ...], chunk: int, digest: str) -> str:
 
 
 def cache_stage(record: Record) -> StageReport:
-    """Cached elements against those of a fresh prefill, token by token."""
+    """Cached elements against those of a fresh prefill, or of the step that cached them, token by token."""
     if record.fresh is None:
         return StageReport(
-            stage=Stage.CACHE, status=Status.UNAVAILABLE, reason="the capture holds no fresh prefill of these tokens"
+            stage=Stage.CACHE,
+            status=Status.UNAVAILABLE,
+            reason="the capture holds no fresh cache elements to compare with",
         )
     request = next(requests(record.inputs))
+    first = request.length - len(record.fresh.keys)
+    origin = f"the step wrote for tokens from {first} on" if first else "a fresh prefill gives"
     drifts, findings = [], []
     for name, cached, fresh in _pairs(record, request, record.fresh):
-        drift = _token_drift(name, cached, fresh, record)
+        drift = measure(
+            f"{name}, cached vs what {origin}",
+            cached,
+            fresh,
+            _tolerance(name, fresh, record),
+            ("token", "head", "element"),
+        )
         drifts.append(drift)
         if not drift.within:
             findings += _token_findings(name, cached, fresh, record, request)
@@ -62,17 +72,18 @@ def cache_stage(record: Record) -> StageReport:
 
 
 def _pairs(record: Record, request: Request, fresh: FreshCache) -> list[tuple[str, Tensor, Tensor]]:
-    """(name, cached, fresh), each ``[length, heads, D]`` in float32."""
+    """(name, cached, fresh), each ``[n, heads, D]`` in float32, of the newest n tokens."""
     pool = record.inputs.pool
-    slots = logical_slots(record.inputs.block_table[0], request.length, pool.page_size)
+    slots = logical_slots(record.inputs.block_table[0], request.length, pool.page_size)[-len(fresh.keys) :]
     keys = pool.decode_keys(pool.keys.flatten(0, 1)[slots]).float()
     fresh_keys = fresh.keys.float().view(keys.shape)
     if pool.values is None or fresh.values is None:
         split = pool.latent_dim
-        return [
+        parts = [
             ("latents", keys[..., :split], fresh_keys[..., :split]),
             ("rope keys", keys[..., split:], fresh_keys[..., split:]),
         ]
+        return [part for part in parts if part[1].shape[-1]]
     values = pool.values.flatten(0, 1)[slots].float()
     return [("keys", keys, fresh_keys), ("values", values, fresh.values.float().view(values.shape))]
 
@@ -84,21 +95,16 @@ def _tolerance(name: str, fresh: Tensor, record: Record) -> Tensor:
     return storage_tolerance(fresh, dtype)
 
 
-def _token_drift(name: str, cached: Tensor, fresh: Tensor, record: Record) -> Drift:
-    if cached.shape[-1] == 0:
-        cached, fresh = cached.new_zeros(*cached.shape[:-1], 1), fresh.new_zeros(*fresh.shape[:-1], 1)
-    tolerance = _tolerance(name, fresh, record)
-    return measure(f"{name}, cached vs fresh prefill", cached, fresh, tolerance, ("token", "head", "element"))
-
-
 def _token_findings(name: str, cached: Tensor, fresh: Tensor, record: Record, request: Request) -> list[str]:
     difference = (cached - fresh).abs()
     close = difference.isfinite() & (difference <= _tolerance(name, fresh, record))
     over = ((cached != fresh) & ~close).flatten(1).any(1)
     tokens = over.nonzero().flatten().tolist()
-    positions = [int(request.positions[token]) for token in tokens]
+    newest = request.positions[-len(fresh) :]
+    positions = [int(newest[token]) for token in tokens]
     many = f" and {len(tokens) - 1} more" if len(tokens) > 1 else ""
-    findings = [f"{name} at position {positions[0]}{many} are not those of a fresh prefill"]
+    origin = "those of a fresh prefill" if len(fresh) == request.length else "those that the step wrote"
+    findings = [f"{name} at position {positions[0]}{many} are not {origin}"]
     if name in ("keys", "rope keys") and record.inputs.rope.k_state is RopeState.POST:
         shown = zip(tokens[:CHUNK_TOKENS], positions, strict=False)
         for token, position in shown:

@@ -50,6 +50,7 @@ def replay_capture(
         kvplugin=__version__,
         engine=capture.engine,
         model=capture.model,
+        policy=capture.policy,
         within=first is None,
         first_drift=first,
         records=reports,

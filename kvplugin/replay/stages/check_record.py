@@ -61,9 +61,12 @@ def _check_fresh(record: Record, length: int) -> None:
     if fresh is None:
         return
     gqa = pool.format is PageFormat.GQA
-    shape: tuple[Size, ...] = (length, pool.kv_heads, pool.key_dim) if gqa else (length, pool.key_dim)
+    shape: tuple[Size, ...] = ("n", pool.kv_heads, pool.key_dim) if gqa else ("n", pool.key_dim)
     check_tensor("fresh_keys", fresh.keys, shape, FLOAT_DTYPES, device)
+    tokens = len(fresh.keys)
+    if tokens > length:
+        refuse("fresh_keys", f"{tokens} tokens", f"must be the newest of the request's {length}")
     if gqa and fresh.values is None:
         refuse("fresh_values", "None", "must be given with fresh_keys")
     if fresh.values is not None:
-        check_tensor("fresh_values", fresh.values, (length, pool.kv_heads, pool.value_dim), FLOAT_DTYPES, device)
+        check_tensor("fresh_values", fresh.values, (tokens, pool.kv_heads, pool.value_dim), FLOAT_DTYPES, device)

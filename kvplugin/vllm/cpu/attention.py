@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.sparse_mla_attention import SharedTopkIndicesBuffer
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -168,6 +169,8 @@ class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[C
         self.kv_cache_dtype = kv_cache_dtype
         self.kv_lora_rank = kv_lora_rank
         self.runs_indexer = indexer is not None
+        self._engine = engine_state(get_current_vllm_config())
+        self._written: Tensor | None = None  # by the layer's captured step, until it has attended
         self.init_topk_indices_buffer(indexer, topk_indices_buffer)
 
     def record_logical_topk_ready(self) -> None:
@@ -189,6 +192,8 @@ class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[C
         rows, stride_rows = flat_kv_row_view(kv_cache, block_size)
         values = torch.cat([kv_c_normed, k_pe.flatten(1)], dim=-1)
         write_rows(values, rows, slot_mapping.flatten(), block_size, stride_rows)
+        if self._engine.capture is not None:
+            self._written = values
 
     def forward_mqa(
         self,
@@ -223,6 +228,7 @@ class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[C
                 LayerStep(
                     self.layer,
                     query,
+                    self._written,
                     kv_c_and_k_pe_cache,
                     step.block_table,
                     buffer[:count],
@@ -233,4 +239,5 @@ class CpuSparseMLAImpl(IndexedLayer, SharedTopkIndicesBuffer, MLAAttentionImpl[C
                     self.scale,
                 )
             )
+        self._written = None
         return out, None

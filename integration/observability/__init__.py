@@ -1,0 +1,1 @@
+"""The operator's view on a real server: Prometheus, Alertmanager, a browser."""
