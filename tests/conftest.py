@@ -23,7 +23,7 @@ settings.register_profile(
     "gpu", settings.get_profile("deterministic"), max_examples=20, phases=(Phase.explicit, Phase.generate)
 )
 # An interpreted kernel takes a tenth of a second a row. Tests that ask for a number of examples of their own get it.
-settings.register_profile("interpreted", settings.get_profile("gpu"), max_examples=8)
+settings.register_profile("interpreted", settings.get_profile("gpu"), max_examples=5)
 settings.load_profile("deterministic")
 
 # What only concerns the numba forms imports them at once; the other tests skip theirs.

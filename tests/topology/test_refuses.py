@@ -94,13 +94,13 @@ REFUSED = [
     (lift, {"row_lengths": torch.tensor([6, 6, 6])},
      "lift_structural_scores.row_lengths: got int64 [3] on cpu; must be int32 or int64 [2] on cpu"),
     (lift, {"config": MERGE.model_copy(update={"mode": Mode.OBSERVE})},
-     "lift_structural_scores.config: policy.mode: 'observe' with placement = before_topk; "
+     "lift_structural_scores.config: mode: 'observe' with placement = before_topk; "
      "use topology_sparse_merge or topology_compress_sparse, or placement = after_topk"),
     (lift, {"config": MERGE.model_copy(update={"eviction": Eviction.OLDEST})},
-     "lift_structural_scores.config: policy.eviction: 'oldest' with placement = before_topk; "
+     "lift_structural_scores.config: eviction: 'oldest' with placement = before_topk; "
      "use lowest_score, or placement = after_topk"),
     (lift, {"config": DRIFT},
-     "lift_structural_scores.config: policy.witness: 'drift' with placement = before_topk; "
+     "lift_structural_scores.config: witness: 'drift' with placement = before_topk; "
      "use uniform, or placement = after_topk"),
     (lift, {"config": MERGE.model_copy(update={"sink_tokens": 3})},
      "kvplugin.policy: sinks (3 tokens) + local (0) + witnesses (0) = 3 tokens of structure exceed the cap of 2 for a "
