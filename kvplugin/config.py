@@ -14,6 +14,8 @@ from kvplugin.errors import ConfigError, ConfigProblem
 
 ROOT_KEY = "kvplugin"
 LARGEST_COUNT = 2**31 - 1
+MOST_ARMS = 16
+"""Arms of a rollout, and rows of a table of policies."""
 LONGEST_QUOTE = 120
 """Characters of a wrong value that a message repeats."""
 

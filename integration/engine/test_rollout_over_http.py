@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +21,7 @@ from integration.ab.run import LoadLog, LoadOptions, rollout_file
 from integration.ab.traffic import Answered, Asked
 from integration.ab_load import run_load, server_options
 from integration.demo.scrape import scrape
+from integration.observability.services import free_port, running
 from integration.recipes import SERVED_NAME
 from integration.server import Server
 from kvplugin.cli.main import app
@@ -220,30 +219,12 @@ def prometheus(server: Server, folder: Path) -> Iterator[str | None]:
     if program is None:
         yield None
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    target = server.url.removeprefix("http://")
-    job = {"job_name": "vllm", "static_configs": [{"targets": [target]}]}
+    job = {"job_name": "vllm", "static_configs": [{"targets": [server.url.removeprefix("http://")]}]}
     (folder / "prometheus.yml").write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}))
-    process = subprocess.Popen(
-        [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-         f"--web.listen-address=127.0.0.1:{port}"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 20
-        while True:
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/-/ready", trust_env=False).is_success:
-                    break
-            except httpx.TransportError:
-                assert time.monotonic() < until, "Prometheus did not start"
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
+    address = f"127.0.0.1:{free_port()}"
+    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with running([*command, f"--web.listen-address={address}"], f"http://{address}", folder / "prometheus.log") as url:
+        yield url
 
 
 def test_a_run_that_went_wrong_is_not_called_good() -> None:

@@ -9,14 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
-from urllib.error import URLError
-from urllib.parse import urlencode
-from urllib.request import ProxyHandler, build_opener
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvplugin.dashboards.prometheus import Prometheus
 from kvplugin.errors import ArgumentError
 from kvplugin.requests.comparison import (
     ArmFigures,
@@ -28,9 +26,7 @@ from kvplugin.requests.comparison import (
     rate_estimate,
     verdict,
 )
-from kvplugin.requests.control import ControlFailed
 
-PATIENCE_S = 30.0
 LATENCIES = {
     "time to first token": "kvplugin_request_ttft_seconds",
     "between tokens": "kvplugin_request_inter_token_seconds",
@@ -49,42 +45,18 @@ RATES = {
 """Kinds of kvplugin_policy_tokens_total that make up the part, and the whole."""
 
 
-class Prometheus:
-    """Instant queries to a Prometheus server; proxies are left aside."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
-        self._opener = build_opener(ProxyHandler({}))
-
-    def query(self, expression: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series.
-
-        Raises:
-            ControlFailed: there is no Prometheus, or it refuses the query.
-        """
-        try:
-            with self._opener.open(
-                f"{self._url}/api/v1/query?{urlencode({'query': expression})}", timeout=PATIENCE_S
-            ) as answer:
-                found = json.load(answer)
-            return [(series["metric"], float(series["value"][1])) for series in found["data"]["result"]]
-        except (URLError, OSError, ValueError, KeyError, TypeError) as error:
-            found = getattr(error, "reason", None) or error
-            raise ControlFailed(f"{self._url}: {found}; give --prometheus the address of a Prometheus server") from None
-
-
 def figures_of(prometheus: Prometheus, window: str, selector: str) -> dict[str, ArmFigures]:
     """What was counted of each arm in a window that ends now."""
 
     def by_arm(metric: str) -> dict[str, float]:
-        rows = prometheus.query(f"sum by (arm) (increase({metric}{selector}[{window}]))")
+        rows = prometheus.now(f"sum by (arm) (increase({metric}{selector}[{window}]))")
         return {labels["arm"]: value for labels, value in rows if "arm" in labels}
 
     requests = by_arm("kvplugin_request_finished_total")
     latencies = {name: _distributions(prometheus, metric, window, selector) for name, metric in LATENCIES.items()}
     tokens = {name: by_arm(metric) for name, metric in TOKENS.items()}
     kinds: dict[tuple[str, str], float] = defaultdict(float)
-    for labels, value in prometheus.query(
+    for labels, value in prometheus.now(
         f"sum by (arm, kind) (increase(kvplugin_policy_tokens_total{selector}[{window}]))"
     ):
         kinds[labels.get("arm", ""), labels.get("kind", "")] = value
@@ -104,11 +76,11 @@ def figures_of(prometheus: Prometheus, window: str, selector: str) -> dict[str, 
 
 def _distributions(prometheus: Prometheus, metric: str, window: str, selector: str) -> dict[str, Distribution]:
     buckets: dict[str, dict[float, float]] = defaultdict(dict)
-    for labels, value in prometheus.query(f"sum by (arm, le) (increase({metric}_bucket{selector}[{window}]))"):
+    for labels, value in prometheus.now(f"sum by (arm, le) (increase({metric}_bucket{selector}[{window}]))"):
         buckets[labels["arm"]][float(labels["le"])] = value
     totals = {
         labels["arm"]: value
-        for labels, value in prometheus.query(f"sum by (arm) (increase({metric}_sum{selector}[{window}]))")
+        for labels, value in prometheus.now(f"sum by (arm) (increase({metric}_sum{selector}[{window}]))")
     }
     return {arm: distribution(cumulative, totals.get(arm, 0.0)) for arm, cumulative in buckets.items()}
 

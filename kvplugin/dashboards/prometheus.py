@@ -60,6 +60,17 @@ class Prometheus:
                 found.append(Series(series["metric"], times, values))
         return found
 
+    def now(self, expression: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of each series that an expression gives now.
+
+        Raises:
+            PrometheusError: nothing answers there, or the expression is refused.
+        """
+        return [
+            (series["metric"], float(series["value"][1]))
+            for series in self._get("query", {"query": expression})["result"]
+        ]
+
     def label_values(self, selector: str, label: str, span: Span) -> list[str]:
         """The values of a label among the series that a selector finds, sorted.
 

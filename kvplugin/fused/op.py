@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -13,25 +11,18 @@ import torch
 from torch import Tensor
 
 from kvplugin.errors import ArgumentError
+from kvplugin.forms import form_for
 from kvplugin.fused.call import FusedCall
 from kvplugin.remap import op as remap_op
 from kvplugin.remap.call import Member
 from kvplugin.topology import op as topology_op
 from kvplugin.topology.op import Policies
 
-logger = logging.getLogger(__name__)
-
 
 @cache
 def implementation_for(device_type: str) -> ModuleType:
     """The module that serves a device: one launch on GPUs, one pass per row on the CPU; elsewhere the two parts."""
-    fastest = {"cpu": "numba", "cuda": "triton"}.get(device_type)
-    if fastest is not None:
-        try:
-            return import_module(f"kvplugin.fused.{fastest}_ops")
-        except ImportError as error:
-            logger.warning("kvplugin: %s cannot be used (%s); policy and remap run one by one", fastest, error)
-    return import_module("kvplugin.fused.separate")
+    return form_for(device_type, "kvplugin.fused", "separate", "policy and remap run one by one")
 
 
 def apply_and_remap(

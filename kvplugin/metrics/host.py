@@ -45,7 +45,7 @@ class HostMetrics:
         self._lock = threading.Lock()
         self._values: dict[str, float] = {}
         self._places: dict[str, MetricFile] = {}
-        self._keys: dict[tuple[str, Labels], str] = {}
+        self._keys: dict[tuple[str, Labels], tuple[str, ...]] = {}
         self._arms: set[str] = set()
         self._exports = exports
         self.expect_arms([NO_ARM])
@@ -59,28 +59,30 @@ class HostMetrics:
     def inc(self, metric: Metric, labels: Labels, by: float = 1) -> None:
         """Add to a counter."""
         with self._lock:
-            self._add(self._key(metric, labels), by)
+            for key in self._series(metric, labels):
+                self._add(key, by)
 
     def set(self, metric: Metric, labels: Labels, value: float) -> None:
         """Set a gauge."""
         with self._lock:
-            self._store(self._key(metric, labels), value, time.time())
+            for key in self._series(metric, labels):
+                self._store(key, value, time.time())
 
     def observe(self, metric: Metric, labels: Labels, value: float, times: int = 1) -> None:
         """Add a value to a histogram, once or several times."""
         with self._lock:
-            name = (metric.name, self._known(metric, labels))
-            if name not in self._keys:
-                self._expect(labels[metric.labels.index(ARM)])
-            bounds = (*metric.buckets, float("inf"))
-            self._add(_bucket_key(metric, name[1], bounds[bisect_left(bounds, value)]), times)
-            self._add(_sum_key(metric, name[1]), value * times)
+            if keys := self._series(metric, labels):
+                self._add(keys[bisect_left(metric.buckets, value)], times)
+                self._add(keys[-1], value * times)
 
-    def _key(self, metric: Metric, labels: Labels) -> str:
-        name = (metric.name, self._known(metric, labels))
-        if name not in self._keys:
+    def _series(self, metric: Metric, labels: Labels) -> tuple[str, ...]:
+        """Keys of a counter or gauge, or of a histogram's buckets and sum; none where nothing is kept."""
+        found = self._keys.get((metric.name, labels))
+        if found is None:
+            known = self._known(metric, labels)
             self._expect(labels[metric.labels.index(ARM)] if ARM in metric.labels else NO_ARM)
-        return self._keys.get(name, "")
+            found = self._keys.get((metric.name, known), ())
+        return found
 
     @staticmethod
     def _known(metric: Metric, labels: Labels) -> Labels:
@@ -99,8 +101,8 @@ class HostMetrics:
             if (ARM in metric.labels) != (arm == NO_ARM):
                 for labels in combinations(metric, arm):
                     names = tuple(value.text for value in labels)
-                    keys = list(_series_keys(metric, names))
-                    self._keys[metric.name, names] = keys[0]
+                    keys = tuple(_series_keys(metric, names))
+                    self._keys[metric.name, names] = keys
                     series[metric.type].update(dict.fromkeys(keys, 0.0))
         directory = metrics_directory()
         try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvplugin.errors import ArgumentError
+from kvplugin.forms import form_for
 from kvplugin.remap.call import (
     INT32_MAX,
     NO_CONTEXT_PARALLEL,
@@ -23,8 +22,6 @@ from kvplugin.remap.call import (
 )
 from kvplugin.remap.counters import RemapCounter
 from kvplugin.tensor_checks import check_tensor
-
-logger = logging.getLogger(__name__)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 COLUMNS = len(RemapCounter)
@@ -45,13 +42,7 @@ class Remapped(NamedTuple):
 @cache
 def implementation_for(device_type: str) -> ModuleType:
     """The module that serves a device: Triton on GPUs, numba on the CPU, vectorised torch where these are missing."""
-    fastest = {"cpu": "numba", "cuda": "triton"}.get(device_type)
-    if fastest is not None:
-        try:
-            return import_module(f"kvplugin.remap.{fastest}_ops")
-        except ImportError as error:
-            logger.warning("kvplugin: %s cannot be used (%s); the remap runs in its slower torch form", fastest, error)
-    return import_module("kvplugin.remap.torch_ops")
+    return form_for(device_type, "kvplugin.remap", "torch_ops", "the remap runs in its slower torch form")
 
 
 def remap_grouped(

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from kvplugin.errors import ConfigError, ConfigProblem, KvpluginError
+from kvplugin.errors import ConfigError, KvpluginError
 from kvplugin.requests.override import Override, clear_override, read_override, update_override
-from kvplugin.requests.rollout import Rollout, parse_rollout, rollout_of
+from kvplugin.requests.rollout import Rollout, read_rollout, rollout_of
 
 ROLLOUT_ROUTE, STATUS_ROUTE = "/v1/kvplugin/rollout", "/v1/kvplugin/status"
 PATIENCE_S = 30.0
@@ -72,7 +72,7 @@ class FileControl:
         Raises:
             ConfigError: the rollout file is bad.
         """
-        base = self._base()
+        base = read_rollout(self._rollout)
         try:
             override = read_override(self._state)
             return View(override.over(base), override, None, f"{self._rollout}, {self._state}")
@@ -86,7 +86,7 @@ class FileControl:
             ConfigError: the rollout would be bad with it, or is bad.
             ControlFailed: the file cannot be written.
         """
-        base = self._base()
+        base = read_rollout(self._rollout)
 
         def checked(old: Override) -> Override:
             new = change(old.over(base), old)
@@ -106,14 +106,6 @@ class FileControl:
         with _writing(self._state):
             clear_override(self._state)
         return self.view()
-
-    def _base(self) -> Rollout:
-        try:
-            text = self._rollout.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            found = getattr(error, "strerror", None) or str(error)
-            raise ConfigError([ConfigProblem(str(self._rollout), found, "give a readable rollout file")]) from None
-        return parse_rollout(text, str(self._rollout))
 
 
 class ServerControl:

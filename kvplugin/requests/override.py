@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvplugin.config import Settings, validated
+from kvplugin.config import MOST_ARMS, Settings, validated
 from kvplugin.errors import ConfigError, ConfigProblem
-from kvplugin.requests.rollout import MOST_ARMS, ArmName, Arms, Rollout, Shares, rollout_of
+from kvplugin.requests.rollout import ArmName, Arms, Rollout, Shares, rollout_of
 from kvplugin.requests.text import read_mapping
 
 ROOT = "override"

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvplugin.config import Conflict, PolicyConfig, Settings, choice, refuse, validated
+from kvplugin.config import MOST_ARMS, Conflict, PolicyConfig, Settings, choice, refuse, validated
+from kvplugin.errors import ConfigError, ConfigProblem
 from kvplugin.requests.text import read_mapping
 
 ROOT = "rollout"
 """What keys are named after in messages."""
-MOST_ARMS = 16
 ARM_NAME = r"^[a-z0-9][a-z0-9_.-]{0,31}$"
 """Arms are label values of metrics and part of HTTP headers."""
 SUM_TOLERANCE = 1e-6
@@ -94,6 +95,20 @@ def parse_rollout(text: str, source: str) -> Rollout:
         ConfigError: listing everything that is wrong with it.
     """
     return rollout_of(read_mapping(text, source))
+
+
+def read_rollout(path: Path) -> Rollout:
+    """Read a rollout file.
+
+    Raises:
+        ConfigError: it cannot be read, or is bad.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise ConfigError([ConfigProblem(str(path), found, "give a readable rollout file")]) from None
+    return parse_rollout(text, str(path))
 
 
 def rollout_of(raw: Any) -> Rollout:

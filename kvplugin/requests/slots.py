@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from kvplugin.config import PolicyConfig
-from kvplugin.requests.rollout import MOST_ARMS, Rollout
+from kvplugin.config import MOST_ARMS, PolicyConfig
+from kvplugin.requests.rollout import Rollout
 from kvplugin.requests.watch import InForce
 
 ArmInSlot = tuple[str, PolicyConfig]

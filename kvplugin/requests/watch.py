@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from kvplugin.errors import ConfigError, ConfigProblem
+from kvplugin.errors import ConfigError
 from kvplugin.requests.override import Override, read_override, update_override
-from kvplugin.requests.rollout import Rollout, parse_rollout
+from kvplugin.requests.rollout import Rollout, read_rollout
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class RolloutWatcher:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._good_base, self._good_override = self._read_base(), Override()
+        self._good_base, self._good_override = read_rollout(self.base), Override()
         self._check(self._good_base)
         self.current = InForce(self._good_base, 1, digest_of(self._good_base), self._good_override)
         rollout = self._look()
@@ -144,7 +144,7 @@ class RolloutWatcher:
         """What is to be in force; keeps the last good contents, and :attr:`problem`."""
         problems: list[str] = []
         try:
-            base = self._read_base()
+            base = read_rollout(self.base)
             self._check(base)
             self._good_base = base
         except ConfigError as error:
@@ -168,14 +168,6 @@ class RolloutWatcher:
         except ConfigError:
             return self.current.rollout
         return rollout
-
-    def _read_base(self) -> Rollout:
-        try:
-            text = self.base.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            found = getattr(error, "strerror", None) or str(error)
-            raise ConfigError([ConfigProblem(str(self.base), found, "give a readable rollout file")]) from None
-        return parse_rollout(text, str(self.base))
 
     def _note(self, problem: str | None) -> None:
         if problem == self.problem:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -13,14 +11,13 @@ from torch import Tensor
 
 from kvplugin.config import MismatchAction, Mode, PolicyConfig, Witness, before_topk_conflicts
 from kvplugin.errors import ArgumentError, CoordinateError
+from kvplugin.forms import form_for
 from kvplugin.tensor_checks import check_tensor
 from kvplugin.topology.arms import apply_arms_into, lift_arms_into
 from kvplugin.topology.call import ArmsCall, LiftArmsCall
 from kvplugin.topology.counters import PHASE_ROWS, Counter, new_counters
 from kvplugin.topology.params import PolicyParams, lower
 from kvplugin.topology.table import PolicyTable, table_of
-
-logger = logging.getLogger(__name__)
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SCORE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,17 +27,8 @@ Policies = PolicyConfig | PolicyParams | PolicyTable
 
 @cache
 def implementation_for(device_type: str) -> ModuleType:
-    """The module that serves a device: Triton on GPUs, numba on the CPU, vectorised torch where these are missing.
-
-    Imported on first use: a process that only validates a configuration loads no compiler.
-    """
-    fastest = {"cpu": "numba", "cuda": "triton"}.get(device_type)
-    if fastest is not None:
-        try:
-            return import_module(f"kvplugin.topology.{fastest}_ops")
-        except ImportError as error:
-            logger.warning("kvplugin: %s cannot be used (%s); the policy runs in its slower torch form", fastest, error)
-    return import_module("kvplugin.topology.torch_ops")
+    """The module that serves a device: Triton on GPUs, numba on the CPU, vectorised torch where these are missing."""
+    return form_for(device_type, "kvplugin.topology", "torch_ops", "the policy runs in its slower torch form")
 
 
 def apply_topology_policy(

@@ -10,11 +10,10 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from kvplugin.config import Eviction, Mode, Witness
+from kvplugin.config import MOST_ARMS, Eviction, Mode, Witness
 from kvplugin.errors import ArgumentError
 from kvplugin.topology.params import PolicyParams
 
-MOST_ARMS = 16
 FIELDS = tuple(get_type_hints(PolicyParams).items())
 """Name and type of each column of a table, in order."""
 

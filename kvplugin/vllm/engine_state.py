@@ -56,6 +56,7 @@ class EngineState:
         self.hook: PolicyHook | None = None
         self.capture: StepCapture | None = None
         self._exporter: CounterExporter | None = None
+        self._arms: list[str | None] | None = None
         self._vllm_config = vllm_config
         self._attached = False
         self._config: KvpluginConfig | None = engine_config(vllm_config)
@@ -112,7 +113,11 @@ class EngineState:
         if self._config.policy.mode is Mode.DISABLED and self._config.rollout is None:
             return InactiveReason.POLICY_DISABLED
         try:
-            policies = [self._config.policy] if self._config.rollout is None else _policies(self._first_rollout())
+            policies: list[PolicyConfig | None] = [self._config.policy]
+            if self._config.rollout is not None:
+                # The file as this worker finds it, until the first step brings what is in force.
+                first = StepRollout.first(watch_rollout(self._vllm_config, Process.WORKER).current)
+                policies, self._arms = _policies(first), _names(first)
             sample_every = self._config.metrics.sample_every
             self.hook = PolicyHook(policies, self._config.placement, sample_every, width, device, topk)
             rows = run_self_test(self.hook, select_rows, topk)
@@ -130,20 +135,15 @@ class EngineState:
             return
         report_active(state)
         if self._config is not None:
-            arms = None if self._config.rollout is None else _names(self._first_rollout())
-            self._exporter = CounterExporter(self._counters(), arms=arms, on_change=_warn_about)
+            self._exporter = CounterExporter(self._counters(), arms=self._arms, on_change=_warn_about)
             self._exporter.start()
             weakref.finalize(self, self._exporter.close)
-
-    def _first_rollout(self) -> StepRollout:
-        """The rollout file as this worker finds it, until the first step brings what is in force."""
-        return StepRollout.first(watch_rollout(self._vllm_config, Process.WORKER).current)
 
     def _counters(self) -> dict[Buffer, Tensor]:
         found = {REMAP_PATHS: self.remap.paths[None], REMAP_INVALID: self.remap.invalid[None]}
         if self.hook is not None:
             found |= {EXACT: self.hook.counters, SAMPLED: self.hook.sampled}
-            if self._config is not None and self._config.rollout is not None:
+            if self._arms is not None:
                 found[PREFIX] = self.hook.prefix_counters
         return found
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from policy_cases import Case
 from strategies import cases
 
-from kvplugin import fused
+from kvplugin import forms, fused
 from kvplugin.config import Mode, PolicyConfig
 from kvplugin.errors import ArgumentError
 from kvplugin.fused import apply_and_remap, op, reference, separate
@@ -181,8 +181,8 @@ def test_falls_back_to_the_two_parts(monkeypatch: pytest.MonkeyPatch, caplog: py
             raise ImportError("not here")
         return separate
 
-    monkeypatch.setattr(op, "import_module", import_module)
-    with caplog.at_level(logging.WARNING, op.logger.name):
+    monkeypatch.setattr(forms, "import_module", import_module)
+    with caplog.at_level(logging.WARNING, forms.logger.name):
         for device_type in ("cpu", "cuda", "xpu"):
             assert op.implementation_for.__wrapped__(device_type) is separate
     assert [record.getMessage() for record in caplog.records] == [

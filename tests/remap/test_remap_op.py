@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kvplugin import forms
 from kvplugin.remap import Member, RemapCounter, new_remap_counters, op, reference, remap_grouped, torch_ops, triton_ops
 from kvplugin.remap.call import RemapCall
 from kvplugin.remap.op import place_members
@@ -203,8 +204,8 @@ def test_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             raise ImportError("not here")
         return torch_ops
 
-    monkeypatch.setattr(op, "import_module", import_module)
-    with caplog.at_level(logging.WARNING, op.logger.name):
+    monkeypatch.setattr(forms, "import_module", import_module)
+    with caplog.at_level(logging.WARNING, forms.logger.name):
         for device_type in ("cpu", "cuda", "xpu"):
             assert op.implementation_for.__wrapped__(device_type) is torch_ops
     assert [record.getMessage() for record in caplog.records] == [

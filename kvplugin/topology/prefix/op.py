@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from functools import cache
-from importlib import import_module
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from kvplugin.forms import form_for
 from kvplugin.tensor_checks import check_tensor
 from kvplugin.topology.prefix.call import PrefixCall
 from kvplugin.topology.prefix.counters import PrefixCounter
-
-logger = logging.getLogger(__name__)
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -22,12 +19,9 @@ _INTEGERS = (torch.int32, torch.int64)
 @cache
 def implementation_for(device_type: str) -> ModuleType:
     """numba on the CPU, vectorised torch everywhere else."""
-    if device_type == "cpu":
-        try:
-            return import_module("kvplugin.topology.prefix.numba_ops")
-        except ImportError as error:
-            logger.warning("kvplugin: numba cannot be used (%s); prefixes are counted in torch", error)
-    return import_module("kvplugin.topology.prefix.torch_ops")
+    return form_for(
+        device_type, "kvplugin.topology.prefix", "torch_ops", "prefixes are counted in torch", compilers=["numba"]
+    )
 
 
 def count_stable_prefix(

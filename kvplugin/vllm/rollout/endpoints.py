@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 
 from kvplugin import __version__
 from kvplugin.errors import ConfigError, ConfigProblem
+from kvplugin.requests.control import ROLLOUT_ROUTE, STATUS_ROUTE
 from kvplugin.requests.override import parse_override
 from kvplugin.vllm.log import logger
 from kvplugin.vllm.rollout.arm_echo import ArmHeader
@@ -57,7 +58,7 @@ class RolloutEndpoints:
         state.kvplugin_engine = engine_client
 
 
-@router.get("/v1/kvplugin/status")
+@router.get(STATUS_ROUTE)
 async def status(request: Request) -> JSONResponse:
     """What is in force, in this front end and in the engine's workers."""
     engine: Engine | None = request.app.state.kvplugin_engine
@@ -71,7 +72,7 @@ async def status(request: Request) -> JSONResponse:
     )
 
 
-@router.get("/v1/kvplugin/rollout")
+@router.get(ROLLOUT_ROUTE)
 async def show(request: Request) -> JSONResponse:
     """The rollout in force, and the override that stands over the file."""
     front_end = _front_end(request.app.state.kvplugin_engine)
@@ -80,7 +81,7 @@ async def show(request: Request) -> JSONResponse:
     return JSONResponse(front_end.describe())
 
 
-@router.put("/v1/kvplugin/rollout")
+@router.put(ROLLOUT_ROUTE)
 async def put(request: Request) -> JSONResponse:
     """Put another override in force."""
     front_end = _front_end(request.app.state.kvplugin_engine)
