@@ -170,6 +170,9 @@ def test_an_override_by_http_is_in_force_everywhere_and_a_bad_one_nowhere(served
 def test_the_command_changes_the_same_override(served: Served) -> None:
     by_url = ["--url", served.server.url, "--api-key", KEY]
     by_file = ["--file", str(served.rollout), "--state", str(served.state)]
+    for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6):  # whichever API server answers
+        assert command("set", f"candidate={share}", *by_url)["arms"]["candidate"]["share"] == share
+        assert command("show", *by_url)["override"]["shares"]["candidate"] == share
     found = command("set", "candidate=0.25", *by_url)
     assert found["arms"]["candidate"]["share"] == 0.25
     assert found["arms"]["control"]["share"] == 0.75

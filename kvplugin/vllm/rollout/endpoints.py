@@ -78,7 +78,7 @@ async def show(request: Request) -> JSONResponse:
     front_end = _front_end(request.app.state.kvplugin_engine)
     if front_end is None:
         return _no_rollout()
-    return JSONResponse(front_end.describe())
+    return JSONResponse(await asyncio.to_thread(front_end.describe))
 
 
 @router.put(ROLLOUT_ROUTE)

@@ -88,8 +88,11 @@ class FrontEnd:
         return self._watcher.status()
 
     def describe(self) -> dict[str, Any]:
-        """The rollout in force and the override that stands over the file; JSON-able."""
-        found = self._watcher.current
+        """The rollout in force and the override that stands over the file, as they are at this moment; JSON-able.
+
+        Looked at anew: another front end of the server may have been told of a change an instant ago.
+        """
+        found = self._watcher.poll()
         return {
             "generation": found.generation,
             "rollout": found.rollout.model_dump(mode="json"),
