@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 
-.PHONY: setup demo test parity serve lint bench doctor docs dashboards clean
+.PHONY: setup demo test parity compat serve lint bench doctor docs dashboards train quality clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -20,13 +20,18 @@ $(STAMP): pyproject.toml integration/vllm_alias/pyproject.toml
 demo: $(STAMP)
 	$(BIN)/python -m integration.demo
 
-# Files go to two processes whole; with more threads than cores, OpenMP's spinning makes everything slow.
+# Files go to two processes whole, those that start engines first, so that no long one is left over at the end; with
+# more threads than cores, OpenMP's spinning makes everything slow.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Fetches the Python of vLLM's CUDA wheel (12 MB) where it is missing; VERSIONS='0.30.0 0.33.0' takes others.
 parity: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m integration.parity $(VERSIONS)
+
+# The GPU parts in each version of vLLM, as far as that goes without a GPU; of all versions, with a page of the results.
+compat: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m integration.compat $(or $(VERSIONS),--page)
 
 serve: $(STAMP)
 	$(BIN)/python -m integration.serve
@@ -53,6 +58,14 @@ docs: $(STAMP)
 # What is committed below deploy/ is what this writes.
 dashboards: $(STAMP)
 	$(BIN)/kvplugin dashboards build --out deploy
+
+# Three seeds of the tiny model, each checked, into models/trained/. Nothing committed changes.
+train: $(STAMP)
+	$(BIN)/python -m integration.tiny_dsa.train --seed 1 --seed 2 --seed 3 --out models/trained
+
+# What policies do to answers, on the models of `make train` where they are there, else on the committed one.
+quality: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m integration.quality --engine
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

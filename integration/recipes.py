@@ -9,16 +9,24 @@ from pathlib import Path
 
 from integration.server import HOST, ServerError
 from integration.tiny_dsa import ModelKind, TinySpec, write_checkpoint
+from integration.tiny_dsa.training.export import export_committed
 from kvplugin.config import Mode
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 SERVED_NAME = "tiny"
 MAX_MODEL_LEN = 2048
+TRAINED_TOPK = 32
+"""Budget of the trained model: so small that what the policy takes from it, and adds, shows in answers."""
 
 
 def tiny_model(kind: ModelKind) -> Path:
     """The tiny checkpoint of ``kind`` with default settings, written where it is missing or differs."""
     return write_checkpoint(TinySpec(kind), MODELS / f"tiny-{kind}")
+
+
+def trained_model() -> Path:
+    """The committed trained checkpoint in GLM-5.2's form, written where it is missing or differs."""
+    return export_committed(ModelKind.GLM52, MODELS / "tiny-trained-glm52", index_topk=TRAINED_TOPK)
 
 
 def require_vllm() -> None:

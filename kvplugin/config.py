@@ -287,6 +287,8 @@ class MetricsConfig(Settings):
     """Export counters to Prometheus."""
     sample_every: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=2**20)] = 64
     """`before_topk`: one row in this many is also computed without the lift, for the sampled counters."""
+    signals_every: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=2**20)] = 64
+    """One row in this many is looked at for the signals of the indexer's health; 0 = none."""
 
 
 class KvpluginConfig(Settings):

@@ -50,6 +50,7 @@ DEFAULTS = {
     "remap.grouped": True,
     "metrics.enabled": True,
     "metrics.sample_every": 64,
+    "metrics.signals_every": 64,
     "rollout": None,
     "rollout_state": None,
     "rollout_writable": True,
@@ -88,6 +89,7 @@ ACCEPTED = [
     ("remap.grouped", "false", False),
     ("metrics.enabled", False, False),
     ("metrics.sample_every", 2**20, 2**20),
+    ("metrics.signals_every", 0, 0),
 ]
 
 REFUSED = [
@@ -139,6 +141,7 @@ REFUSED = [
     ("remap.grouped", "x", "'x' is not valid; input should be a valid boolean, unable to interpret input"),
     ("remap.group", True, "unknown key; use grouped; did you mean 'grouped'?"),
     ("metrics.enabled", "x", "'x' is not valid; input should be a valid boolean, unable to interpret input"),
+    ("metrics.signals_every", -1, "-1 is not valid; input should be greater than or equal to 0"),
     ("metrics.sample_every", 0, "0 is not valid; input should be greater than or equal to 1"),
     ("metrics.sample_every", 2**20 + 1, "1048577 is not valid; input should be less than or equal to 1048576"),
 ]  # fmt: skip

@@ -1,1 +1,1 @@
-"""The demo: one model, the same requests with the policy on and with it only observing."""
+"""The demo: a small trained model, one server, and the same questions under five policies."""

@@ -12,9 +12,8 @@ from rich.console import Console
 
 from integration.demo.run import DemoOptions, run_demo
 from integration.demo.scrape import MetricsError
-from integration.recipes import require_vllm, tiny_model
+from integration.recipes import require_vllm, trained_model
 from integration.server import ServerError
-from integration.tiny_dsa import ModelKind
 
 EXAMPLES = """
 Examples:
@@ -32,21 +31,23 @@ app = typer.Typer(add_completion=False)
 def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON instead of a table.")] = False,
     keep_logs: Annotated[
-        Path | None, typer.Option(help="Keep the servers' logs in this directory.", show_default="deleted")
+        Path | None,
+        typer.Option(help="Keep the server's log and rollout file in this directory.", show_default="deleted"),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the servers; 0 = any free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the server; 0 = any free one.")] = 0,
 ) -> None:
-    """Serve a tiny DSA model with real vLLM, policy on and policy observing, and show what the policy did.
+    """Serve a small trained DSA model with real vLLM, and show what each policy does to its answers.
 
-    Exits with 0 only if both servers answered every request and the policy rewrote rows.
+    Exits with 0 only if every request was answered, every policy counted, merging rewrote rows, and the model alone
+    answers well.
     """
     console, errors = Console(), Console(stderr=True)
     try:
         with ExitStack() as resources:
             require_vllm()
-            logs = keep_logs or Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kvplugin-demo-")))
-            _make_directory(logs)
-            report = run_demo(DemoOptions(tiny_model(ModelKind.GLM52), logs, port), errors)
+            files = keep_logs or Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kvplugin-demo-")))
+            _make_directory(files)
+            report = run_demo(DemoOptions(trained_model(), files, port), errors)
     except (ServerError, MetricsError) as error:
         typer.echo(f"demo failed: {error}", err=True)
         raise typer.Exit(1) from None
@@ -63,11 +64,11 @@ def main(
     raise typer.Exit(1 if problems else 0)
 
 
-def _make_directory(logs: Path) -> None:
+def _make_directory(files: Path) -> None:
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        files.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise typer.BadParameter(f"{logs}: {error.strerror}; give a directory", param_hint="'--keep-logs'") from None
+        raise typer.BadParameter(f"{files}: {error.strerror}; give a directory", param_hint="'--keep-logs'") from None
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from integration.demo.scrape import MetricsError, Scrape, scrape
-from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, POLICY_ROWS, POLICY_TOKENS
+from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, POLICY_ROWS, POLICY_TOKENS, REQUESTS
 
 _SETTLED_S = 1.5
 """Workers publish their counters every quarter of a second, and a loaded machine is late."""
@@ -17,11 +17,9 @@ _POLL_S = 0.25
 
 @dataclass(frozen=True)
 class PolicyCounts:
-    """What happened between two scrapes. Rows and tokens are counted once per index group."""
+    """What happened to an arm. Rows and tokens are counted once per index group."""
 
     requests: int
-    prompt_tokens: int
-    generated_tokens: int
     rows_seen: int
     rows_rewritten: int
     learned_kept: int
@@ -29,30 +27,44 @@ class PolicyCounts:
     structural_injected: int
     sink_hits: int
     sinks_possible: int
+    local_hits: int
+    locals_possible: int
 
     @property
     def sink_hit_rate(self) -> float | None:
         """Share of the sinks that the indexer had selected by itself; ``None`` without any."""
-        return self.sink_hits / self.sinks_possible if self.sinks_possible else None
+        return _share(self.sink_hits, self.sinks_possible)
+
+    @property
+    def local_hit_rate(self) -> float | None:
+        """The same of the local window."""
+        return _share(self.local_hits, self.locals_possible)
 
 
-def read_counts(reading: Scrape) -> PolicyCounts:
-    """The totals of one scrape.
+def read_counts(reading: Scrape, arm: str) -> PolicyCounts:
+    """An arm's totals in one scrape.
 
     Raises:
         MetricsError: a series is missing.
     """
+
+    def rows(outcome: str) -> int:
+        return reading.total(POLICY_ROWS.name, arm=arm, outcome=outcome)
+
+    def tokens(kind: str) -> int:
+        return reading.total(POLICY_TOKENS.name, arm=arm, kind=kind)
+
     return PolicyCounts(
-        requests=reading.total("vllm:request_success_total"),
-        prompt_tokens=reading.total("vllm:prompt_tokens_total"),
-        generated_tokens=reading.total("vllm:generation_tokens_total"),
-        rows_seen=reading.total(POLICY_ROWS.name, outcome="seen"),
-        rows_rewritten=reading.total(POLICY_ROWS.name, outcome="rewritten"),
-        learned_kept=reading.total(POLICY_TOKENS.name, kind="kept"),
-        learned_evicted=reading.total(POLICY_TOKENS.name, kind="evicted"),
-        structural_injected=reading.total(POLICY_TOKENS.name, kind="injected"),
-        sink_hits=reading.total(POLICY_TOKENS.name, kind="sink_hit"),
-        sinks_possible=reading.total(POLICY_TOKENS.name, kind="sink_possible"),
+        requests=reading.total(REQUESTS.name, arm=arm),
+        rows_seen=rows("seen"),
+        rows_rewritten=rows("rewritten"),
+        learned_kept=tokens("kept"),
+        learned_evicted=tokens("evicted"),
+        structural_injected=tokens("injected"),
+        sink_hits=tokens("sink_hit"),
+        sinks_possible=tokens("sink_possible"),
+        local_hits=tokens("local_hit"),
+        locals_possible=tokens("local_possible"),
     )
 
 
@@ -80,10 +92,10 @@ def require_active(url: str) -> None:
 
 
 def settled_scrape(url: str) -> Scrape:
-    """Read ``/metrics`` until its counts stand still.
+    """Read ``/metrics`` until the plugin's counters stand still.
 
     Raises:
-        MetricsError: they never do, or series are missing.
+        MetricsError: they never do, or there are none.
     """
     deadline = time.monotonic() + _GIVE_UP_S
     latest, since = scrape(url), time.monotonic()
@@ -92,7 +104,12 @@ def settled_scrape(url: str) -> Scrape:
             raise MetricsError(f"the counters at {url}/metrics still move {_GIVE_UP_S:.0f} s after the last answer")
         time.sleep(_POLL_S)
         current = scrape(url)
-        if read_counts(current) != read_counts(latest):
+        if current.counters("kvplugin_") != latest.counters("kvplugin_"):
             since = time.monotonic()
         latest = current
+    latest.total(POLICY_ROWS.name)
     return latest
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

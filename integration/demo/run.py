@@ -1,22 +1,22 @@
-"""Run the demo: two servers, one after the other, and the same requests to both."""
+"""Run the demo: one server, and the same questions to each of its arms."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from integration.demo.client import send_all
+from integration.demo.arms import ARMS, OBSERVE, write_rollout
+from integration.demo.client import Answer, ask_all
 from integration.demo.metrics_view import difference, read_counts, require_active, settled_scrape
-from integration.demo.prompts import DemoRequest, demo_requests
-from integration.demo.report import DemoReport, ModeRun
-from integration.recipes import cpu_environment, model_arguments, plugin_arguments
+from integration.demo.questions import Question, demo_questions
+from integration.demo.report import ArmRun, DemoReport
+from integration.recipes import TRAINED_TOPK, cpu_environment, model_arguments
 from integration.server import VLLM_SERVER, Server, ServerOptions
 from integration.startup_view import StartupView
-from kvplugin.config import Mode
+
+_TITLE = "server"
 
 
 @dataclass(frozen=True)
@@ -25,52 +25,57 @@ class DemoOptions:
 
     Attributes:
         model: checkpoint directory.
-        logs: directory that receives one server log per mode.
-        port: port of the servers; 0 = any free one.
+        files: directory that receives the server's log and its rollout file.
+        port: port of the server; 0 = any free one.
         command: the server program; a stand-in for tests.
     """
 
     model: Path
-    logs: Path
+    files: Path
     port: int = 0
     command: tuple[str, ...] = VLLM_SERVER
 
 
 def run_demo(options: DemoOptions, console: Console) -> DemoReport:
-    """Send the demo's requests to a merging and to an observing server.
+    """Ask every arm the demo's questions, ``observe`` twice.
 
     Raises:
-        ServerError: a server could not be started, or died.
+        ServerError: the server could not be started, or died.
         MetricsError: the policy is not active, or ``/metrics`` does not say what it did.
     """
-    requests = demo_requests()
-    with _served(options, Mode.SPARSE_MERGE, console) as server:
-        merge = _measure(server, Mode.SPARSE_MERGE, requests, console)
-    with _served(options, Mode.OBSERVE, console) as server:
-        observe = _measure(server, Mode.OBSERVE, requests, console)
-        repeated = send_all(server.url, requests).answers
-        versions = settled_scrape(server.url).versions()
-    return DemoReport(merge, observe, repeated, versions)
+    questions = demo_questions()
+    with StartupView(console, _TITLE) as view, Server(_server_options(options), view) as server:
+        view.close()
+        require_active(server.url)
+        before = settled_scrape(server.url)
+        answers = {arm: _asked(server, arm, questions, console) for arm in ARMS}
+        after = settled_scrape(server.url)
+        repeated = _asked(server, OBSERVE, questions, console)
+    runs = {
+        arm: ArmRun(arm, answers[arm], difference(read_counts(before, arm), read_counts(after, arm))) for arm in ARMS
+    }
+    return DemoReport(questions, runs, repeated, TRAINED_TOPK, after.versions())
 
 
-@contextmanager
-def _served(options: DemoOptions, mode: Mode, console: Console) -> Iterator[Server]:
-    server_options = ServerOptions(
-        arguments=model_arguments(options.model) + plugin_arguments(mode),
-        log=options.logs / f"{mode}.log",
+def _server_options(options: DemoOptions) -> ServerOptions:
+    files = options.files.resolve()
+    rollout = write_rollout(files / "rollout.json")
+    return ServerOptions(
+        arguments=(
+            *model_arguments(options.model),
+            *("--attention-backend", "KVPLUGIN"),
+            f"--additional-config.kvplugin.rollout={rollout}",
+            f"--additional-config.kvplugin.rollout_state={files / 'override.json'}",
+        ),
+        log=files / "server.log",
         environment=cpu_environment(),
         port=options.port,
         command=options.command,
     )
-    with StartupView(console, mode) as view, Server(server_options, view) as server:
-        yield server
 
 
-def _measure(server: Server, mode: Mode, requests: Sequence[DemoRequest], console: Console) -> ModeRun:
-    require_active(server.url)
-    before = read_counts(settled_scrape(server.url))
-    console.print(f"{mode}  sending {len(requests)} requests at once", highlight=False)
-    batch = send_all(server.url, requests)
+def _asked(server: Server, arm: str, questions: tuple[Question, ...], console: Console) -> tuple[Answer, ...]:
+    console.print(f"{arm}  {len(questions)} questions at once", highlight=False)
+    answers = ask_all(server.url, arm, questions)
     server.check_alive()
-    counts = difference(before, read_counts(settled_scrape(server.url)))
-    return ModeRun(mode, batch.answers, batch.seconds, counts)
+    return answers

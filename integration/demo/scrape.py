@@ -36,6 +36,14 @@ class Scrape:
             raise MetricsError(f"/metrics has no {name}{{{wanted}}}; is kvplugin's export of metrics working?")
         return round(sum(found))
 
+    def counters(self, prefix: str) -> dict[tuple[str, Labels], float]:
+        """The counters whose names begin so."""
+        return {
+            (name, labels): value
+            for (name, labels), value in self.values.items()
+            if name.startswith(prefix) and name.endswith("_total")
+        }
+
     def policy_state(self) -> str | None:
         """``active``, or the reason why the policy is not, from ``kvplugin_active``; ``None`` without that metric."""
         return next((dict(series)["reason"] for series in self._series(ACTIVE_STATE.name)), None)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import httpx
@@ -21,6 +24,7 @@ from integration.ab.run import LoadLog, LoadOptions, rollout_file
 from integration.ab.traffic import Answered, Asked
 from integration.ab_load import run_load, server_options
 from integration.demo.scrape import scrape
+from integration.observability import fault
 from integration.observability.services import free_port, running
 from integration.recipes import SERVED_NAME
 from integration.server import Server
@@ -29,6 +33,7 @@ from kvplugin.vllm.rollout.endpoints import MOST_BYTES
 
 KEY = "a-key"
 HEADER = "x-kvplugin-arm"
+MERGING = "topology_sparse_merge"
 SHORT = LoadOptions(requests=120, at_once=16, tokens=6, prompts=8, key=KEY)
 CHAT = {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]}
 ENTRIES = {
@@ -48,6 +53,11 @@ class Served(NamedTuple):
     state: Path
     client: httpx.Client
 
+    @property
+    def fault(self) -> Path:
+        """The file that breaks the indexer while it is there."""
+        return self.rollout.parent / "fault"
+
     def post(self, path: str, body: dict[str, Any], **xargs: Any) -> httpx.Response:
         return self.client.post(path, json={"model": SERVED_NAME, "temperature": 0, **body, "vllm_xargs": xargs})
 
@@ -66,8 +76,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("ab")
     rollout = rollout_file(folder)
     options = server_options(rollout, folder, 2)
+    fault.entry_point(folder)
     options = options.__class__(
-        (*options.arguments, "--api-key", KEY), options.log, {**options.environment, "VLLM_LOGGING_LEVEL": "INFO"}
+        (*options.arguments, "--api-key", KEY, "--additional-config.kvplugin.metrics.signals_every=2"),
+        options.log,
+        {
+            **options.environment,
+            **fault.environment(folder, options.environment["VLLM_PLUGINS"]),
+            "VLLM_LOGGING_LEVEL": "INFO",
+        },
     )
     with Server(options) as server:
         headers = {"Authorization": f"Bearer {KEY}"}
@@ -184,6 +201,57 @@ def test_the_command_changes_the_same_override(served: Served) -> None:
     served.settled(enabled=True)
     command("clear", *by_file)
     served.settled(override=None)
+
+
+GUARD = {"window": 80, "windows": 2, "conditions": [{"signal": "eviction_margin", "above": 0.0125}]}
+"""Healthy 0.008, with scores that mean nothing 0.017: measured on this model, whose weights are random."""
+WITHIN = 25
+"""Requests within which the guard is to act; a healthy run has ten times as many."""
+
+
+def test_the_guard_takes_a_policy_away_and_nobody_notices(served: Served) -> None:
+    """Healthy traffic, then an indexer whose scores mean nothing: one fallback, and no failed request in all."""
+    shares = {"control": 0.0, "candidate": 1.0, "scratch": 0.0}
+    served.client.put("/v1/kvplugin/rollout", json={"shares": shares}).raise_for_status()
+    plain = served.rollout.read_text()
+    served.rollout.write_text(json.dumps(json.loads(plain) | {"guard": GUARD}))
+    served.settled(shares=shares)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(lambda number: _ask_at_length(served, number), range(10 * WITHIN))) == {200}
+        assert served.settled(guard={})["rollout"]["guard"] == {}
+        served.fault.write_text(fault.NOISE)
+        asked, statuses = 0, set()
+        while not (trips := served.client.get("/v1/kvplugin/status").json()["rollout"]["guard"]):
+            assert asked < WITHIN, "the guard did not act"
+            statuses.add(_ask_at_length(served, asked))
+            asked += 1
+        assert statuses == {200}
+        assert trips["candidate"]["reason"].startswith("decode eviction_margin above 0.0125: 0.0")
+        status = served.settled(arms={"control": "observe", "candidate": "observe", "scratch": "topology_sparse_merge"})
+        assert list(status["rollout"]["guard"]) == ["candidate"]
+        assert _ask_at_length(served, 0) == 200
+        by_url = ["--url", served.server.url, "--api-key", KEY]
+        assert command("show", *by_url)["override"]["guard"]["candidate"]["signal"] == "eviction_margin"
+        time.sleep(1)
+        found = scrape(served.server.url)
+        assert found.total("kvplugin_guard_tripped", arm="candidate") == 1
+        assert found.total("kvplugin_guard_trips_total", arm="candidate", signal="eviction_margin") == 1
+        assert found.total("kvplugin_guard_trips_total") == 1
+        served.fault.unlink()
+        assert "guard" not in command("rearm", "candidate", *by_url)["override"]
+        served.settled(guard={}, arms={"control": "observe"} | dict.fromkeys(shares.keys() - {"control"}, MERGING))
+    finally:
+        served.fault.unlink(missing_ok=True)
+        served.rollout.write_text(plain)
+        served.client.put("/v1/kvplugin/rollout", json={"guard": {}})
+        served.settled(override=None)
+
+
+def _ask_at_length(served: Served, number: int) -> int:
+    """Status of a request whose rows see four times as many tokens as the top-k holds."""
+    prompt = "".join(random.Random(number).choices(ascii_lowercase + " ", k=280))
+    return served.post("/v1/completions", {"prompt": prompt, "max_tokens": 16}).status_code
 
 
 def command(*arguments: str) -> dict[str, Any]:

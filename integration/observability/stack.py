@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,10 +80,8 @@ def playing(folder: Path) -> Iterator[Stack]:
 def _server_options(page: QuickStart, folder: Path, port: int) -> ServerOptions:
     exported, arguments = page.service("vllm serve")
     fault.entry_point(folder)
-    environment = exported | {
-        "VLLM_PLUGINS": f"{exported['VLLM_PLUGINS']},{fault.NAME}",
-        fault.SWITCH: str(folder / "fault"),
-        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+    environment = exported | fault.environment(folder, exported["VLLM_PLUGINS"])
+    environment |= {
         "KVPLUGIN_STATE_DIR": str(folder / "state"),
         "VLLM_NO_USAGE_STATS": "1",
         "no_proxy": HOST,

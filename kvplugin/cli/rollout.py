@@ -65,10 +65,12 @@ def render(view: View) -> Table:
     rollout, override = view.rollout, view.override
     switch = "enabled" if rollout.enabled else "SWITCHED OFF: every arm selects as without the plugin"
     lines = [switch, f"from {view.source}"]
-    if not override.is_empty:
-        set_ = override.model_dump(exclude_none=True, exclude={"note", "set_at"})
+    set_ = override.model_dump(exclude_none=True, exclude={"note", "set_at", "guard"})
+    if set_:
         why = f" ({override.note})" if override.note else ""
         lines.append(f"override of {', '.join(set_)}, set at {override.set_at}{why}")
+    for name, trip in (override.guard or {}).items():
+        lines.append(f"GUARD: {name} fell back to {trip.fallback or 'observe'} at {trip.at}: {trip.reason}")
     if view.problem:
         lines.append(f"PROBLEM: {view.problem}")
     lines += [f"worker {number}: {_worker(worker)}" for number, worker in enumerate(view.workers)]
@@ -159,12 +161,32 @@ def _switch(on: bool, control: Control, note: str | None, json_: bool) -> None:
     _print(control.change(change), not json_)
 
 
+@app.command(epilog="Example: kvplugin rollout rearm candidate --url http://127.0.0.1:8000")
+def rearm(
+    arms: list[str] = typer.Argument(None, metavar="[ARM]...", help="Arms that fell back; default all."),
+    url: str | None = URL, key: str | None = KEY, file: Path | None = FILE, state: Path | None = STATE,
+    json_: bool = JSON,
+) -> None:  # fmt: skip
+    """Give arms back the policy that the guard took away; it watches them afresh."""
+
+    def change(_: Rollout, old: Override) -> Override:
+        fallen = old.guard or {}
+        for arm in arms or ():
+            if arm not in fallen:
+                known = ", ".join(fallen) or "none has fallen back"
+                raise ArgumentError("kvplugin rollout rearm", f"{arm!r} has not fallen back", f"use {known}")
+        left = {name: trip for name, trip in fallen.items() if arms and name not in arms}
+        return old.model_copy(update={"guard": left or None})
+
+    _print(control_of(url, key, file, state).change(change), not json_)
+
+
 @app.command(epilog="Example: kvplugin rollout clear --file rollout.yaml --state override.json")
 def clear(
     url: str | None = URL, key: str | None = KEY, file: Path | None = FILE, state: Path | None = STATE,
     json_: bool = JSON,
 ) -> None:  # fmt: skip
-    """Take the override away: the rollout file alone is in force."""
+    """Take the override away: the rollout file alone is in force, and arms that fell back have their policies again."""
     _print(control_of(url, key, file, state).clear(), not json_)
 
 

@@ -97,6 +97,20 @@ def _alerts() -> Iterator[Alert]:
         f"The kill switch of {_HERE} has been pulled for an hour; no arm's policy is in force.",
     )
     yield Alert(
+        "KvpluginGuardFallback",
+        "kvplugin_guard_tripped == 1",
+        "0s",
+        Severity.CRITICAL,
+        f"The guard took the policy of {_ARM_HERE} away; kvplugin rollout show says why.",
+    )
+    yield Alert(
+        "KvpluginGuardFailed",
+        "sum by (job, instance, arm) (increase(kvplugin_guard_failures_total[15m])) > 0",
+        "0s",
+        Severity.CRITICAL,
+        f"The guard cannot take the policy of {_ARM_HERE} away, because the override cannot be written.",
+    )
+    yield Alert(
         "KvpluginRemapInvalidSlots",
         "sum by (job, instance, reason) (rate(kvplugin_remap_invalid_total[5m])) > 0",
         "5m",

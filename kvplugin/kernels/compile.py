@@ -122,13 +122,17 @@ def _tool(name: str, *arguments: str) -> str:
     return subprocess.run([_TOOLS / name, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def compile_share(modules: Sequence[str], archs: Sequence[int], share: int, shares: int) -> list[KernelFacts]:
+def compile_share(
+    modules: Sequence[str], archs: Sequence[int], sampled_archs: Sequence[int], share: int, shares: int
+) -> list[KernelFacts]:
     """Every ``shares``-th of all variants on all architectures, beginning with number ``share``.
 
     A variant costs about the same on each architecture, so that neighbours go to different shares.
     """
     variants = [variant for module in modules for variant in import_module(module).variants()]
-    return facts_of([compile_variant(*pair) for pair in list(product(variants, archs))[share::shares]])
+    first = {variant.kernel: variant for variant in reversed(variants)}
+    pairs = [*product(variants, archs), *product(reversed(first.values()), sampled_archs)]
+    return facts_of([compile_variant(*pair) for pair in pairs[share::shares]])
 
 
 if __name__ == "__main__":

@@ -103,11 +103,16 @@ def require_triton() -> None:
 def kernel_modules() -> tuple[str, ...]:
     """Names of the modules with GPU kernels: the ``triton_ops`` of each op folder, which exports ``variants()``."""
     package = Path(__file__).parents[1]
-    return tuple(f"kvplugin.{path.parent.name}.triton_ops" for path in sorted(package.glob("*/triton_ops.py")))
+    paths = (path.relative_to(package.parent) for path in package.rglob("triton_ops.py"))
+    return tuple(sorted(".".join(path.with_suffix("").parts) for path in paths))
 
 
 def kernel_facts(
-    modules: Sequence[str], archs: Sequence[int] = ARCHITECTURES, *, processes: int | None = None
+    modules: Sequence[str],
+    archs: Sequence[int] = ARCHITECTURES,
+    *,
+    sampled_archs: Sequence[int] = (),
+    processes: int | None = None,
 ) -> tuple[KernelFacts, ...]:
     """Compile every variant of the modules for every architecture; needs no GPU, and works under TRITON_INTERPRET.
 
@@ -117,10 +122,11 @@ def kernel_facts(
     Args:
         modules: names of modules that export ``variants()``.
         archs: compute capabilities, such as 90 for sm_90.
+        sampled_archs: more of them, for which only the first variant of each kernel is compiled.
         processes: how many to compile in; default one a core.
 
     Returns:
-        The facts, in the order of the variants, and of ``archs`` for each.
+        The facts, in the order of the variants, and of ``archs`` for each; then those of ``sampled_archs``.
 
     Raises:
         KernelToolsError: triton is missing, or a variant does not compile.
@@ -130,7 +136,8 @@ def kernel_facts(
     with tempfile.TemporaryDirectory(prefix="kvplugin-kernels-") as folder, ThreadPoolExecutor(shares) as pool:
         environment = {_CACHE: folder, **os.environ}
         environment.pop(_INTERPRETER, None)
-        work = ({"modules": modules, "archs": archs, "share": share, "shares": shares} for share in range(shares))
+        asked = {"modules": modules, "archs": archs, "sampled_archs": sampled_archs, "shares": shares}
+        work = ({**asked, "share": share} for share in range(shares))
         found = list(pool.map(lambda share: _run("kvplugin.kernels.compile", environment, share), work))
     numbered = {
         share + position * shares: entry

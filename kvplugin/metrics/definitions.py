@@ -17,6 +17,7 @@ from kvplugin.requests.keys import RequestKey
 from kvplugin.requests.sessions import Standing
 from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter
 from kvplugin.topology.prefix import PrefixCounter
+from kvplugin.topology.signals import BOUNDS, UNIT, Signal, SignalColumn, columns_of
 
 EXACT = Buffer("exact", len(PHASE_ROWS), Counter, per_arm=True)
 """What the policy did, row 0 prefill and row 1 decode."""
@@ -24,6 +25,8 @@ SAMPLED = Buffer("sampled", len(PHASE_ROWS), Counter, per_arm=True)
 """As :data:`EXACT`, over the rows that ``before_topk`` samples."""
 PREFIX = Buffer("prefix", len(PHASE_ROWS), PrefixCounter, per_arm=True)
 """What rows see of their request's stable prefix."""
+SIGNALS = Buffer("signals", len(PHASE_ROWS), SignalColumn, per_arm=True)
+"""How healthy the indexer's selections are, from sampled rows."""
 REMAP_PATHS = Buffer("remap_paths", 1, RemapPath)
 """How layers came by their physical indices."""
 REMAP_INVALID = Buffer("remap_invalid", 1, RemapCounter)
@@ -44,6 +47,9 @@ class InactiveReason(StrEnum):
     UNSUPPORTED_PLATFORM = "unsupported_platform"
     UNSUPPORTED_VLLM = "unsupported_vllm"
     SELF_TEST_FAILED = "self_test_failed"
+    PRIVATE_INDEXER = "private_indexer"
+    NO_SCORES = "no_scores"
+    HISPARSE = "hisparse"
     NOT_REPORTED = "not_reported"
 
 
@@ -87,9 +93,12 @@ _STATE_MEANINGS: dict[ActiveState, str] = {
     InactiveReason.DISABLED_BY_ENV: "`KVPLUGIN_DISABLE` or `VLLM_KVPLUGIN_DISABLE` is set (log and doctor only)",
     InactiveReason.POLICY_DISABLED: "`policy.mode` is `disabled`",
     InactiveReason.NO_SPARSE_ATTENTION: "the model has no DeepSeek sparse attention",
-    InactiveReason.UNSUPPORTED_PLATFORM: "another platform than vLLM's CPU one is in charge (log and doctor only)",
+    InactiveReason.UNSUPPORTED_PLATFORM: "the platform is neither vLLM's CUDA nor its CPU one (log and doctor only)",
     InactiveReason.UNSUPPORTED_VLLM: "this vLLM lacks a point the hook needs (log and doctor only)",
     InactiveReason.SELF_TEST_FAILED: "the hook is in place and the self-test did not see it fire",
+    InactiveReason.PRIVATE_INDEXER: "the model brings an indexer of its own, which the hook does not reach",
+    InactiveReason.NO_SCORES: "context parallelism splits a row's scores: use `placement: before_topk`",
+    InactiveReason.HISPARSE: "HiSparse keeps the KV cache on the host and has a top-k path of its own",
     InactiveReason.NOT_REPORTED: "the engine is up and no worker has said how it went",
 }
 
@@ -161,6 +170,24 @@ PREFIX_KIND = Label(
         _column(PrefixCounter.UNSELECTED, "those that it does not attend to"),
     ),
 )
+_SIGNAL_MEANINGS = {
+    Signal.SINK_HIT: "sinks that were learned anyway, of those there are",
+    Signal.LOCAL_HIT: "local-window tokens that were learned anyway, of those there are",
+    Signal.WITNESS_HIT: "witness tokens that were learned anyway, of those there are",
+    Signal.EVICTED_SHARE: "positive scores of learned tokens that leave for structure, of those of all learned tokens",
+    Signal.EVICTION_MARGIN: "lowest score that stays less highest one that leaves, by the range of the learned scores",
+    Signal.STEP_OVERLAP: "learned in this step and the one before, of those learned in either",
+    Signal.LEADER_OVERLAP: "learned by this indexer and the one before it, of those learned by either",
+    Signal.VALID_DEFICIT: "slots without a valid token, of those that could have one",
+    Signal.INVALID_SHARE: "slots that hold neither -1 nor a token of the row, of all slots",
+}
+SIGNAL = Label(
+    "signal",
+    tuple(
+        LabelValue(signal.name.lower(), meaning, columns=columns_of(signal))
+        for signal, meaning in _SIGNAL_MEANINGS.items()
+    ),
+)
 PATH = Label("path", tuple(_column(path, meaning) for path, meaning in _PATH_MEANINGS.items()))
 INVALID_REASON = Label("reason", tuple(_column(reason, meaning) for reason, meaning in _INVALID_MEANINGS.items()))
 STATE = Label("reason", tuple(LabelValue(state, meaning) for state, meaning in _STATE_MEANINGS.items()))
@@ -230,6 +257,15 @@ POLICY_PREFIX_TOKENS = Metric(
     "Tokens of stable prefixes, once per such row and index group: a token counts again for each row that sees it.",
     (ARM, PHASE, PREFIX_KIND),
     PREFIX,
+)
+POLICY_SIGNAL = Metric(
+    "kvplugin_policy_signal_ratio",
+    MetricType.HISTOGRAM,
+    "Signs of the indexer's health, from 0 to 1, in sampled rows before the policy: metrics.signals_every.",
+    (ARM, PHASE, SIGNAL),
+    SIGNALS,
+    buckets=BOUNDS,
+    unit=1 / UNIT,
 )
 ACTIVE_STATE = Metric(
     "kvplugin_active",
@@ -341,6 +377,24 @@ ROLLOUT_RELOAD_FAILURES = Metric(
     "Times that the rollout file or the override turned bad; the last good one stayed in force.",
     (PROCESS,),
 )
+GUARD_TRIPPED = Metric(
+    "kvplugin_guard_tripped",
+    MetricType.GAUGE,
+    "1 while the guard has taken an arm's policy away, else 0; kvplugin rollout rearm gives it back.",
+    (ARM,),
+)
+GUARD_TRIPS = Metric(
+    "kvplugin_guard_trips_total",
+    MetricType.COUNTER,
+    "Times that the guard took an arm's policy away, by the signal that told it to.",
+    (ARM, SIGNAL),
+)
+GUARD_FAILURES = Metric(
+    "kvplugin_guard_failures_total",
+    MetricType.COUNTER,
+    "Times that the guard could not take an arm's policy away, because the override cannot be written.",
+    (ARM,),
+)
 FINGERPRINTS = Metric(
     "kvplugin_fingerprints_total",
     MetricType.COUNTER,
@@ -362,6 +416,7 @@ ENGINE_METRICS = (
     POLICY_SAMPLED_TOKENS,
     POLICY_PREFIX_ROWS,
     POLICY_PREFIX_TOKENS,
+    POLICY_SIGNAL,
     REMAP_CONVERSIONS,
     REMAP_INVALID_SLOTS,
 )
@@ -383,11 +438,16 @@ ROLLOUT_METRICS = (
     ROLLOUT_ENABLED,
     ROLLOUT_SHARE,
     ROLLOUT_RELOAD_FAILURES,
+    GUARD_TRIPPED,
     FINGERPRINTS,
     FINGERPRINT_INVALIDATIONS,
 )
 """Kept by each engine core."""
-METRICS = tuple(dict.fromkeys((*ENGINE_METRICS, *FRONT_END_METRICS, *ROLLOUT_METRICS, ACTIVE_STATE, BUILD_INFO)))
+GUARD_METRICS = (GUARD_TRIPS, GUARD_FAILURES)
+"""Kept by each worker that exports counters."""
+METRICS = tuple(
+    dict.fromkeys((*ENGINE_METRICS, *FRONT_END_METRICS, *ROLLOUT_METRICS, *GUARD_METRICS, ACTIVE_STATE, BUILD_INFO))
+)
 
 if __name__ == "__main__":
     from kvplugin.metrics.page import render_page

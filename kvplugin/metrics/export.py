@@ -40,7 +40,8 @@ class CounterExporter:
             rows, columns]`` for those that count by arm; dimensions before that are added up.
         arms: name of each arm, None for one that is free; nothing = an engine without arms.
         interval_s: seconds between two publications after :meth:`start`.
-        on_change: called with the host's copy of a buffer, all arms together, whenever it has grown; must not raise.
+        on_change: called with the host's copy of a buffer, by arm, whenever it has grown, also where nothing can be
+            exported; must not raise.
 
     Raises:
         ArgumentError: a wrong shape or dtype, or an interval that is not positive.
@@ -52,7 +53,7 @@ class CounterExporter:
         *,
         arms: Sequence[str | None] | None = None,
         interval_s: float = DRAIN_INTERVAL_S,
-        on_change: Callable[[Buffer, Snapshot], None] = lambda buffer, snapshot: None,
+        on_change: Callable[[Buffer, Sequence[Snapshot]], None] = lambda buffer, snapshots: None,
     ) -> None:
         _check_arguments(counters, 0 if arms is None else len(arms), interval_s)
         self._arms: tuple[str | None, ...] = (DEFAULT_ARM,) if arms is None else tuple(arms)
@@ -67,6 +68,7 @@ class CounterExporter:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._parts: dict[str, _Part] | None = {}
+        self._closed = False
         self._add_parts()
         self.publish()
         # multiprocessing's exit hook, because its children end without running atexit where they were forked.
@@ -75,11 +77,11 @@ class CounterExporter:
     @property
     def exports(self) -> bool:
         """True from construction to :meth:`close`, unless the directory could not be written."""
-        return self._parts is not None
+        return self._parts is not None and not self._closed
 
     def start(self) -> None:
         """Publish every ``interval_s`` seconds from a daemon thread, until :meth:`close`."""
-        if self.exports and self._thread is None:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._drain, name="kvplugin-metrics", daemon=True)
             self._thread.start()
 
@@ -107,8 +109,8 @@ class CounterExporter:
         self._publish(wait=True)
         with self._lock:
             for part in (self._parts or {}).values():
-                part.file.close()
-            self._parts = None
+                part.close()
+            self._closed = True
         self._at_exit.cancel()
 
     def _arms_in(self, buffer: Buffer) -> int:
@@ -118,25 +120,25 @@ class CounterExporter:
         if self._forked():
             return
         with self._lock:
-            if self._parts is None:
+            if self._closed:
                 return
             for buffer, reader in self._readers.items():
                 found = reader.read(wait=wait)
                 if found is not None and found != self._known[buffer]:
-                    self._store(self._parts, buffer, found)
+                    self._store(buffer, found)
 
     def _forked(self) -> bool:
         """True in a child of the exporting process: it shares the files, but its buffers and lock are copies."""
         return os.getpid() != self._process
 
-    def _store(self, parts: dict[str, _Part], buffer: Buffer, found: list[Snapshot]) -> None:
+    def _store(self, buffer: Buffer, found: list[Snapshot]) -> None:
         known = self._known[buffer]
         names = self._arms if buffer.per_arm else (DEFAULT_ARM,)
         for name, old, new in zip(names, known, found, strict=True):
-            if name is not None and new != old:
-                parts[name if buffer.per_arm else ENGINE].add(buffer, old, new)
+            if name is not None and new != old and self._parts is not None:
+                self._parts[name if buffer.per_arm else ENGINE].add(buffer, old, new)
         self._known[buffer] = [latest(*pair) for pair in zip(known, found, strict=True)]
-        self._on_change(buffer, [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*found, strict=True)])
+        self._on_change(buffer, self._known[buffer])
 
     def _drain(self) -> None:
         while not self._stop.wait(self._interval_s):
@@ -148,7 +150,7 @@ class CounterExporter:
 
     def _add_parts(self) -> None:
         """A file for each arm that has none yet, and one for what is counted without arms."""
-        if self._parts is None:
+        if self._parts is None or self._closed:
             return
         wanted: dict[str, list[Buffer]] = {ENGINE: [buffer for buffer in self._readers if not buffer.per_arm]}
         wanted |= {name: [b for b in self._readers if b.per_arm] for name in self._arms if name is not None}
@@ -166,19 +168,29 @@ ENGINE = ""
 
 
 class _Part:
-    """The series of one arm, in a file of their own; several files of a directory are added up."""
+    """The series of one arm, in files of their own, one for each type; several files of a directory are added up."""
 
     def __init__(self, buffers: Sequence[Buffer], arm: str) -> None:
         self._totals = {buffer: _zeros(buffer) for buffer in buffers}
-        self._series = {buffer: {series.key: series for series in counter_series([buffer], arm)} for buffer in buffers}
-        first = dict.fromkeys(chain(*self._series.values()), 0.0)
-        self.file = MetricFile(metrics_directory() / f"{MetricType.COUNTER}_{unique_mark()}.db", first)
+        self._series = {buffer: counter_series([buffer], arm) for buffer in buffers}
+        first: dict[MetricType, dict[str, float]] = {}
+        for series in chain(*self._series.values()):
+            first.setdefault(series.metric.type, {})[series.key] = 0.0
+        directory = metrics_directory()
+        self._files = {
+            kind: MetricFile(directory / f"{kind}_{unique_mark()}.db", values) for kind, values in first.items()
+        }
 
     def add(self, buffer: Buffer, old: Snapshot, new: Snapshot) -> None:
         """What a buffer counted of the arm since it held ``old``."""
         self._totals[buffer] = grown(self._totals[buffer], old, new)
-        for key, series in self._series[buffer].items():
-            self.file.set(key, series.total(self._totals[buffer]))
+        for series in self._series[buffer]:
+            self._files[series.metric.type].set(series.key, series.total(self._totals[buffer]))
+
+    def close(self) -> None:
+        """Close the files; what they hold stays."""
+        for file in self._files.values():
+            file.close()
 
 
 def _zeros(buffer: Buffer) -> Snapshot:

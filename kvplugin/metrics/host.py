@@ -6,17 +6,14 @@ import threading
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-
-from prometheus_client.mmap_dict import mmap_key
-from prometheus_client.utils import floatToGoString
+from collections.abc import Iterable
 
 from kvplugin.metrics.definitions import ARM, OTHER
 from kvplugin.metrics.directory import metrics_directory
 from kvplugin.metrics.export import warn_unusable
 from kvplugin.metrics.files import MetricFile, unique_mark
 from kvplugin.metrics.metric import Metric, MetricType
-from kvplugin.metrics.series import combinations, series_key
+from kvplugin.metrics.series import combinations, series_keys
 
 _FILE_TYPES = {
     MetricType.COUNTER: "counter",
@@ -101,7 +98,7 @@ class HostMetrics:
             if (ARM in metric.labels) != (arm == NO_ARM):
                 for labels in combinations(metric, arm):
                     names = tuple(value.text for value in labels)
-                    keys = tuple(_series_keys(metric, names))
+                    keys = series_keys(metric, names)
                     self._keys[metric.name, names] = keys
                     series[metric.type].update(dict.fromkeys(keys, 0.0))
         directory = metrics_directory()
@@ -122,26 +119,3 @@ class HostMetrics:
         if place is not None:
             self._values[key] = value
             place.set(key, value, when)
-
-
-def _series_keys(metric: Metric, labels: Sequence[str]) -> Iterator[str]:
-    if metric.type is MetricType.HISTOGRAM:
-        for bound in (*metric.buckets, float("inf")):
-            yield _bucket_key(metric, labels, bound)
-        yield _sum_key(metric, labels)
-    else:
-        yield series_key(metric, labels)
-
-
-def _bucket_key(metric: Metric, labels: Sequence[str], bound: float) -> str:
-    names, values = [label.name for label in metric.labels], [*labels, _text(bound)]
-    return mmap_key(metric.family, f"{metric.name}_bucket", [*names, "le"], values, metric.help)
-
-
-def _text(bound: float) -> str:
-    return str(floatToGoString(bound))  # type: ignore[no-untyped-call]
-
-
-def _sum_key(metric: Metric, labels: Sequence[str]) -> str:
-    names = [label.name for label in metric.labels]
-    return mmap_key(metric.family, f"{metric.name}_sum", names, list(labels), metric.help)

@@ -72,7 +72,9 @@ class Metric:
         labels: in order.
         buffer: what counts it on the engine's device; None = a process that knows it by itself.
         columns: of the buffer, those that count here; none given = all that the labels leave.
-        buckets: upper bounds of a histogram, without the infinite one.
+        buckets: upper bounds of a histogram, without the infinite one. Where a buffer counts it, the columns that
+            the labels leave are those of the buckets, and the sum's.
+        unit: what 1 in the column of a histogram's sum stands for.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Metric:
     buffer: Buffer | None = None
     columns: tuple[IntEnum, ...] = ()
     buckets: tuple[float, ...] = ()
+    unit: float = 1
 
     @property
     def family(self) -> str:

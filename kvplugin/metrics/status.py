@@ -9,7 +9,7 @@ from kvplugin.metrics.definitions import ACTIVE, ACTIVE_STATE, BUILD_INFO, Activ
 from kvplugin.metrics.directory import metrics_directory
 from kvplugin.metrics.export import warn_unusable
 from kvplugin.metrics.files import MetricFile, process_mark
-from kvplugin.metrics.series import series_key
+from kvplugin.metrics.series import series_keys
 
 # Of several processes that report the same, one series remains, and without a process id.
 _PREFIX = "gauge_max_"
@@ -23,8 +23,8 @@ def report_active(state: ActiveState) -> None:
     """
     versions = (kvplugin.__version__, _version_in_use("vllm"), _version_in_use("torch"))
     values = {
-        series_key(ACTIVE_STATE, (state,)): float(state == ACTIVE),
-        series_key(BUILD_INFO, versions): 1.0,
+        series_keys(ACTIVE_STATE, (state,))[0]: float(state == ACTIVE),
+        series_keys(BUILD_INFO, versions)[0]: 1.0,
     }
     try:
         MetricFile(metrics_directory() / f"{_PREFIX}{process_mark()}.db", values).close()

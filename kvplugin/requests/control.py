@@ -139,7 +139,11 @@ class ServerControl:
         """
         now = self.view()
         new = change(now.rollout, now.override)
-        self._ask("PUT", ROLLOUT_ROUTE, new.model_dump(mode="json", exclude_none=True, exclude={"set_at"}))
+        body = new.model_dump(mode="json", exclude_none=True, exclude={"set_at", "guard"})
+        if new.guard != now.override.guard:
+            # Left out otherwise: the guard may have acted since this override was read.
+            body["guard"] = new.model_dump(mode="json")["guard"] or {}
+        self._ask("PUT", ROLLOUT_ROUTE, body)
         return self.view()
 
     def clear(self) -> View:
@@ -148,7 +152,7 @@ class ServerControl:
         Raises:
             ControlFailed: the server does not answer, or refuses.
         """
-        self._ask("PUT", ROLLOUT_ROUTE, {})
+        self._ask("PUT", ROLLOUT_ROUTE, {"guard": {}})
         return self.view()
 
     def _ask(self, method: str, route: str, body: Any = None) -> Any:

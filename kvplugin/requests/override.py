@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvplugin.config import MOST_ARMS, Settings, validated
+from kvplugin.config import MOST_ARMS, Mode, Settings, validated
 from kvplugin.errors import ConfigError, ConfigProblem
-from kvplugin.requests.rollout import ArmName, Arms, Rollout, Shares, rollout_of
+from kvplugin.requests.guard import ArmName, GuardTrip
+from kvplugin.requests.rollout import Arms, Rollout, Shares, rollout_of
 from kvplugin.requests.text import read_mapping
 
 ROOT = "override"
@@ -34,6 +35,8 @@ class Override(Settings):
     """All shares, in the place of the file's."""
     default_arm: ArmName | None = None
     """The default arm."""
+    guard: dict[ArmName, GuardTrip] | None = None
+    """Arms whose policy the guard took away, until they are re-armed."""
     note: Annotated[str, Field(max_length=500)] | None = None
     """Why, for whoever looks at the status."""
     set_at: datetime | None = None
@@ -42,7 +45,9 @@ class Override(Settings):
     @property
     def is_empty(self) -> bool:
         """True where nothing stands over the file."""
-        return all(value is None for value in (self.enabled, self.arms, self.shares, self.default_arm))
+        return all(
+            value is None for value in (self.enabled, self.arms, self.shares, self.default_arm, self.guard or None)
+        )
 
     def over(self, base: Rollout) -> Rollout:
         """The rollout that results.
@@ -53,14 +58,29 @@ class Override(Settings):
         raw: dict[str, Any] = base.model_dump(mode="python")
         if self.arms is not None:
             raw["arms"] = {**raw["arms"], **{name: arm.model_dump() for name, arm in self.arms.items()}}
+        arms = raw["arms"]
+        # All at once: one arm's fallback may be another arm that fell back itself.
+        raw["arms"] = arms | {name: _fallen_back(arms, name, trip) for name, trip in self._trips(arms)}
         for name in ("enabled", "shares", "default_arm"):
             if getattr(self, name) is not None:
                 raw[name] = getattr(self, name)
         return rollout_of(raw)
 
+    def _trips(self, arms: Mapping[str, Any]) -> list[tuple[str, GuardTrip]]:
+        """Of arms that are still there: a rollout file may go on without them."""
+        return [(name, trip) for name, trip in (self.guard or {}).items() if name in arms]
+
     def stamped(self) -> Override:
         """The same, set now."""
         return self.model_copy(update={"set_at": datetime.now(UTC).replace(microsecond=0)})
+
+
+def _fallen_back(arms: Mapping[str, Any], name: str, trip: GuardTrip) -> dict[str, Any]:
+    """The policy that an arm falls back to."""
+    if trip.fallback is not None and trip.fallback != name and trip.fallback in arms:
+        fallback: dict[str, Any] = arms[trip.fallback]
+        return fallback
+    return {**arms[name], "mode": Mode.OBSERVE}
 
 
 def parse_override(text: str, source: str) -> Override:

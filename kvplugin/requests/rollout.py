@@ -13,12 +13,11 @@ from pydantic_core import PydanticCustomError
 
 from kvplugin.config import MOST_ARMS, Conflict, PolicyConfig, Settings, choice, refuse, validated
 from kvplugin.errors import ConfigError, ConfigProblem
+from kvplugin.requests.guard import ArmName, Guard, guard_conflicts
 from kvplugin.requests.text import read_mapping
 
 ROOT = "rollout"
 """What keys are named after in messages."""
-ARM_NAME = r"^[a-z0-9][a-z0-9_.-]{0,31}$"
-"""Arms are label values of metrics and part of HTTP headers."""
 SUM_TOLERANCE = 1e-6
 
 
@@ -35,7 +34,6 @@ def _number(value: object) -> object:
     return value
 
 
-ArmName = Annotated[str, Field(pattern=ARM_NAME)]
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 Arms = dict[ArmName, PolicyConfig]
 Shares = dict[ArmName, Share]
@@ -54,6 +52,8 @@ class Rollout(Settings):
     """What an arm is chosen by: the session where a request names one, or always the request."""
     default_arm: ArmName | None = None
     """Arm of requests that nothing else decides; may be left out with a single arm."""
+    guard: Guard | None = None
+    """When an arm's policy is taken away without anybody asking; see docs/ab.md."""
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -82,6 +82,8 @@ def rollout_conflicts(rollout: Rollout) -> Iterator[Conflict]:
         yield "default_arm", "missing", f"name one of {known}"
     elif rollout.default_arm is not None and rollout.default_arm not in rollout.arms:
         yield "default_arm", f"{rollout.default_arm!r} is an unknown arm", f"use {known}"
+    if rollout.guard is not None:
+        yield from guard_conflicts(rollout.guard, tuple(rollout.arms))
 
 
 def parse_rollout(text: str, source: str) -> Rollout:

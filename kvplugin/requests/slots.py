@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 
 from kvplugin.config import MOST_ARMS, PolicyConfig
+from kvplugin.requests.guard import Guard
 from kvplugin.requests.rollout import Rollout
 from kvplugin.requests.watch import InForce
 
@@ -22,17 +23,25 @@ class StepRollout:
         digest: of the rollout.
         enabled: the kill switch.
         arms: name and policy in each row of the policy table; None = free.
+        guard: of the rollout.
     """
 
     generation: int
     digest: str
     enabled: bool
     arms: tuple[ArmInSlot | None, ...]
+    guard: Guard | None = None
 
     @staticmethod
     def first(found: InForce) -> StepRollout:
         """As an engine that has just started would have it."""
-        return StepRollout(found.generation, found.digest, found.rollout.enabled, ArmSlots().place(found.rollout))
+        return StepRollout.of(found, ArmSlots())
+
+    @staticmethod
+    def of(found: InForce, slots: ArmSlots) -> StepRollout:
+        """What is in force, with its arms in an engine's slots."""
+        rollout = found.rollout
+        return StepRollout(found.generation, found.digest, rollout.enabled, slots.place(rollout), rollout.guard)
 
     def encode(self) -> bytes:
         """As JSON."""

@@ -104,14 +104,17 @@ class RolloutWatcher:
     def set_override(self, override: Override) -> InForce:
         """Put an override in the place of the one before, and in force here at once.
 
+        Where it says nothing of the guard, arms that fell back stay so.
+
         Raises:
             ConfigError: the rollout would be bad with it, or one that this engine cannot follow.
             OSError: it cannot be written.
         """
 
-        def change(_: Override) -> Override:
-            self._check(override.over(self._good_base))
-            return override
+        def change(old: Override) -> Override:
+            new = override if override.guard is not None else override.model_copy(update={"guard": old.guard})
+            self._check(new.over(self._good_base))
+            return new
 
         update_override(self.state, change)
         return self.poll()
@@ -126,6 +129,7 @@ class RolloutWatcher:
             "arms": {name: str(policy.mode) for name, policy in current.rollout.arms.items()},
             "shares": {name: current.rollout.share(name) for name in current.rollout.arms},
             "default_arm": current.rollout.default,
+            "guard": {name: trip.model_dump(mode="json") for name, trip in (override.guard or {}).items()},
             "override": None if override.is_empty else override.model_dump(mode="json", exclude_none=True),
             "file": str(self.base),
             "override_file": str(self.state),

@@ -48,7 +48,7 @@ def lift_arms_into(implementation: ModuleType, call: LiftArmsCall) -> None:
         return
     for _, params, live in _arms(call):
         implementation.lift_into(
-            LiftCall(call.scores, call.row_lengths, live, call.row_phase, call.score_start, params)
+            LiftCall(call.scores, call.row_lengths, live, call.row_phase, call.score_start, params, *call[-3:])
         )
 
 

@@ -45,6 +45,10 @@ class LiftCall(NamedTuple):
     """Arguments of one ``lift_into`` call: raise the scores of structural tokens to +inf, in place.
 
     ``scores`` is float32, bfloat16 or float16 ``[T, N]``; the other fields are as in :class:`PolicyCall`.
+
+    Attributes:
+        ranks, rank, interleave: rank ``(token // interleave) % ranks`` has the scores of a token, side by side, and
+            this is ``rank``; lengths and structure are those of the whole row.
     """
 
     scores: Tensor
@@ -53,6 +57,9 @@ class LiftCall(NamedTuple):
     row_phase: Tensor | None
     score_start: Tensor | None
     params: PolicyParams
+    ranks: int = 1
+    rank: int = 0
+    interleave: int = 1
 
 
 class ArmsCall(NamedTuple):
@@ -93,3 +100,6 @@ class LiftArmsCall(NamedTuple):
     policies: Tensor
     enabled: Tensor
     width: int
+    ranks: int = 1
+    rank: int = 0
+    interleave: int = 1

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvplugin.config import MismatchAction, Mode
+from kvplugin.topology import torch_ops
 from kvplugin.topology.call import LiftCall, PolicyCall
 from kvplugin.topology.numba_args import kernel_policy, matrix, score_bits
 from kvplugin.topology.numba_rows import PolicyBatch, apply_rows, lift_rows
@@ -64,6 +65,9 @@ def lift_into(call: LiftCall) -> None:
     p = call.params
     rows = call.scores.shape[0]
     if not p.mode.merges or call_bypass(p, rows) is not None:
+        return
+    if call.ranks > 1:  # no engine deals out scores to CPUs: one form of it is enough
+        torch_ops.lift_into(call)
         return
     scratch = workspace()
     (lane,) = scratch.lanes(1, p.width, 0, _INDEX_DTYPES[torch.int32])

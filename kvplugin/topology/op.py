@@ -105,6 +105,9 @@ def lift_structural_scores(
     row_phase: Tensor | None = None,
     row_arm: Tensor | None = None,
     score_start: Tensor | None = None,
+    ranks: int = 1,
+    rank: int = 0,
+    interleave: int = 1,
 ) -> None:
     """Raise the scores of structural tokens to +inf, in place, so that any top-k kernel returns them (``before_topk``).
 
@@ -117,11 +120,17 @@ def lift_structural_scores(
         row_lengths, row_live, row_phase, row_arm, score_start: as in :func:`apply_topology_policy`.
         config: a policy with a merge mode, ``lowest_score`` and uniform witnesses.
         width: K of the top-k that will read the scores.
+        ranks, rank, interleave: for context parallelism. Rank ``(token // interleave) % ranks`` has a token's score,
+            side by side with its others, and this is ``rank``. Lengths are those of the whole row, on all ranks.
 
     Raises:
-        ArgumentError: a wrong shape, dtype or device, or a policy that a lift cannot express.
+        ArgumentError: a wrong shape, dtype or device, a rank that does not exist, or a policy that a lift cannot
+            express.
     """
     where = "lift_structural_scores"
+    if not (0 <= rank < ranks and interleave > 0):
+        found = f"rank {rank} of {ranks}, interleave {interleave}"
+        raise ArgumentError(f"{where}.ranks", found, "use 0 <= rank < ranks and interleave >= 1")
     device = scores.device
     check_tensor(where, "scores", scores, ("T", "N"), SCORE_DTYPES, device)
     _check_rows(where, scores.shape[0], device, row_lengths, row_live, row_phase, row_arm, score_start)
@@ -133,7 +142,18 @@ def lift_structural_scores(
         found = "a merge with another eviction than lowest_score, or with witnesses without a closed form"
         raise ArgumentError(f"{where}.config", found, "use lowest_score and uniform witnesses in all arms")
     torch.ops.kvplugin.lift_structural_scores(
-        scores, row_lengths, row_live, row_phase, row_arm, score_start, table.rows, table.enabled, width
+        scores,
+        row_lengths,
+        row_live,
+        row_phase,
+        row_arm,
+        score_start,
+        table.rows,
+        table.enabled,
+        width,
+        ranks,
+        rank,
+        interleave,
     )
 
 
@@ -312,7 +332,8 @@ POLICY_SCHEMA = (
 _SCHEMAS = {
     "topology_policy": POLICY_SCHEMA,
     "lift_structural_scores": (
-        f"Tensor(a!) scores, {_ROWS}, Tensor? score_start, Tensor policies, Tensor enabled, int width"
+        f"Tensor(a!) scores, {_ROWS}, Tensor? score_start, Tensor policies, Tensor enabled, int width, "
+        "int ranks=1, int rank=0, int interleave=1"
     ),
 }
 for _name, _run in (("topology_policy", _apply), ("lift_structural_scores", _lift)):

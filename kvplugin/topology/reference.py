@@ -287,6 +287,7 @@ def lift_into(call: LiftCall) -> None:
         decode = call.row_phase is None or int(call.row_phase[row]) != 0
         acts = p.acts_in_decode if decode else p.acts_in_prefill
         live = call.row_live is None or bool(call.row_live[row])
-        if live and acts and 0 < length <= p.max_row_length and start >= 0 and start + length <= columns:
-            for token in structure_of(length, p, None).all:
-                call.scores[row, start + token] = math.inf
+        own = {t: n for n, t in enumerate(t for t in range(length) if t // call.interleave % call.ranks == call.rank)}
+        if live and acts and 0 < length <= p.max_row_length and start >= 0 and start + len(own) <= columns:
+            for token in structure_of(length, p, None).all & own.keys():
+                call.scores[row, start + own[token]] = math.inf

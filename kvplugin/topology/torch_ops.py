@@ -227,9 +227,14 @@ def lift_into(call: LiftCall) -> None:
         return
     length, start = column_of(call, call.row_lengths), column_of(call, call.score_start)
     live, in_phase = acting_rows(call)
-    visible = (length > 0) & (length <= p.max_row_length) & (start >= 0) & (start <= columns - length)
+    period, skipped = call.ranks * call.interleave, call.rank * call.interleave
+    own = length // period * call.interleave + (length % period - skipped).clamp(0, call.interleave)
+    visible = (length > 0) & (length <= p.max_row_length) & (start >= 0) & (start <= columns - own)
     structural = structure_of(torch.where(live & in_phase & visible, length, 0), p, None).enumerate(p)
-    column = torch.nn.functional.pad(torch.where(structural.mask, start + structural.tokens, -1), (0, 1), value=-1)
+    tokens = structural.tokens
+    mask = structural.mask & (tokens // call.interleave % call.ranks == call.rank)
+    place = tokens // period * call.interleave + tokens % call.interleave
+    column = torch.nn.functional.pad(torch.where(mask, start + place, -1), (0, 1), value=-1)
     # Entries that stand for no token repeat one that does; a row without any writes back what it holds.
     anchor = column.amax(1, keepdim=True)
     column = torch.where(column < 0, anchor, column).clamp(min=0)

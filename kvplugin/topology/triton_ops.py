@@ -233,8 +233,11 @@ def lift_kernel(
     arms,
     enabled,
     BLOCK: tl.constexpr,
+    RANKS: tl.constexpr,
+    RANK: tl.constexpr,
+    INTERLEAVE: tl.constexpr,
 ):
-    """Raise the structural scores of row ``program_id(0)`` to +inf."""
+    """Raise the structural scores of row ``program_id(0)`` to +inf, as far as this rank has them."""
     r = tl.program_id(0)
     length, _, start = row_metadata(r, row_lengths, None, score_start)
     if is_live(r, length, row_live, enabled) == 0:
@@ -243,7 +246,12 @@ def lift_kernel(
     policy = policies + arm.to(tl.int64) * POLICY_COLUMNS
     acts = known & merges(tl.load(policy + MODE)) & in_phase(policy, phase)
     acts &= (call_state(policy, rows, width) == ACTS) & (length <= tl.load(policy + MAX_ROW_LENGTH))
-    acts &= (start >= 0) & (start <= columns - length)
+    PERIOD: tl.constexpr = RANKS * INTERLEAVE
+    own = length
+    if RANKS > 1:
+        rest = tl.minimum(tl.maximum(length % PERIOD - RANK * INTERLEAVE, 0), INTERLEAVE)
+        own = length // PERIOD * INTERLEAVE + rest
+    acts &= (start >= 0) & (start <= columns - own)
     if acts == 0:
         return
     tokens = length.to(tl.int32)
@@ -255,7 +263,11 @@ def lift_kernel(
     for first in range(0, size, BLOCK):
         rank = first + tl.arange(0, BLOCK)
         token = structural_token(rank, structure, tokens, 0, 1)
-        tl.store(pointer + token.to(tl.int64) * scores_column_stride, float("inf"), mask=rank < size)
+        mask = rank < size
+        if RANKS > 1:
+            mask &= token // INTERLEAVE % RANKS == RANK
+            token = token // PERIOD * INTERLEAVE + token % INTERLEAVE
+        tl.store(pointer + token.to(tl.int64) * scores_column_stride, float("inf"), mask=mask)
 
 
 def launch_shape(width: int, listed_witnesses: int) -> dict[str, Any]:
@@ -350,6 +362,9 @@ def lift_arms_into(call: LiftArmsCall) -> None:
             len(call.policies),
             call.enabled,
             BLOCK=TOKENS_PER_LIFT,
+            RANKS=call.ranks,
+            RANK=call.rank,
+            INTERLEAVE=call.interleave,
             num_warps=1,
         )
 
@@ -388,6 +403,7 @@ ROW_POINTERS = {
     "enabled": "*i32",
 }
 LIFT_FIXED: dict[str, object] = {"scores_column_stride": 1, "score_start": None}
+LIFT_SETTINGS: dict[str, object] = {"BLOCK": TOKENS_PER_LIFT, "RANKS": 1, "RANK": 0, "INTERLEAVE": 1}
 POLICY_FIXED: dict[str, object] = {
     "topk_slot_stride": 1,
     "scores_column_stride": 1,
@@ -426,7 +442,7 @@ def variants() -> list[KernelVariant]:
         _policy_variant(2176, "fp32", 0),
         _policy_variant(2176, "fp32", COVERAGE_SEGMENTS),
         _policy_variant(8192, "fp32", 0),
-        KernelVariant("lift_fp32", lift_kernel, lift, {**LIFT_FIXED, "BLOCK": TOKENS_PER_LIFT}, num_warps=1),
+        KernelVariant("lift_fp32", lift_kernel, lift, {**LIFT_FIXED, **LIFT_SETTINGS}, num_warps=1),
     ]
 
 

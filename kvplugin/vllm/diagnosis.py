@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points, packages_distributions, version
 
 from kvplugin.checks import Check, Status
-from kvplugin.vllm.ledger import CHECKED_VERSIONS, POINTS, problem
+from kvplugin.vllm.ledger import CHECKED_VERSIONS, POINTS, Build, problem, release
 from kvplugin.vllm.settings import DISABLE_VARIABLES, disabled_by_environment
 
 PLUGIN_NAME = "kvplugin"
@@ -24,20 +24,33 @@ def engine_checks() -> list[Check]:
         import vllm
 
         found = f"{vllm.__version__} ({_distribution_of('vllm')})"
-        known = vllm.__version__.split("+")[0] in CHECKED_VERSIONS
+        build = _build_here()
     except Exception as error:
         return [Check("vllm", Status.FAILED, f"cannot be imported: {error}", "repair the vLLM installation")]
     return [
-        Check(
-            "vllm",
-            Status.OK if known else Status.NOTE,
-            found,
-            "" if known else f"not among the checked versions: {', '.join(CHECKED_VERSIONS)}",
-        ),
+        _version_check(vllm.__version__, found, build),
         *plugin_checks(),
         *_platform_checks(),
-        *_ledger_checks(),
+        *_ledger_checks(vllm.__version__, build),
     ]
+
+
+def _build_here() -> Build:
+    """Whose rows of the ledger count; on a platform that the plugin does not serve, those of every build."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return Build.CPU
+    return Build.GPU if current_platform.is_cuda() else Build.ANY
+
+
+def _version_check(version: str, found: str, build: Build) -> Check:
+    checked = CHECKED_VERSIONS.get(build, ())
+    if release(version) not in map(release, checked):
+        return Check("vllm", Status.NOTE, found, f"not among the checked versions: {', '.join(checked) or 'none'}")
+    if build is Build.GPU:
+        return Check("vllm", Status.NOTE, found, "checked on CPU tensors, not on a GPU: docs/compatibility.md")
+    return Check("vllm", Status.OK, found, "")
 
 
 def _distribution_of(module: str) -> str:
@@ -86,7 +99,7 @@ def _platform_checks() -> Iterator[Check]:
         "plugin active",
         Status.OK if ours else Status.NOTE,
         f"platform {type(current_platform).__qualname__}",
-        "" if ours else "this version acts on vLLM's CPU platform only; elsewhere vLLM runs as without the plugin",
+        "" if ours else "the plugin acts on vLLM's CPU and CUDA platforms; elsewhere vLLM runs as without it",
     )
     names = AttentionBackendEnum.__members__
     for name in (BACKEND_NAME, ALIAS_NAME):
@@ -100,12 +113,14 @@ def _platform_checks() -> Iterator[Check]:
         )
 
 
-def _ledger_checks() -> Iterator[Check]:
+def _ledger_checks(version: str, build: Build) -> Iterator[Check]:
     for point in POINTS:
+        if not point.is_taken_in(build, version):
+            continue
         wrong = problem(point)
         yield Check(
             f"{point.kind} {point.target.partition(':')[2]}",
             Status.FAILED if wrong else Status.OK,
             wrong or "present",
-            f"use vLLM {' or '.join(CHECKED_VERSIONS)}" if wrong else "",
+            f"use vLLM {' or '.join(CHECKED_VERSIONS.get(build, ()))}" if wrong else "",
         )

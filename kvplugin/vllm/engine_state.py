@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from kvplugin.metrics.definitions import (
     REMAP_INVALID,
     REMAP_PATHS,
     SAMPLED,
+    SIGNALS,
     ActiveState,
     InactiveReason,
 )
@@ -30,6 +32,7 @@ from kvplugin.topology import BYPASS_REASONS, Counter
 from kvplugin.vllm.engine_remap import EngineRemap
 from kvplugin.vllm.hook import PolicyHook, TopkFunction
 from kvplugin.vllm.log import logger, warn_once
+from kvplugin.vllm.rollout.guard import EngineGuard
 from kvplugin.vllm.rollout.source import Process, watch_rollout
 from kvplugin.vllm.self_test import SelectRows, run_self_test
 from kvplugin.vllm.settings import engine_config
@@ -58,14 +61,23 @@ class EngineState:
         self._exporter: CounterExporter | None = None
         self._arms: list[str | None] | None = None
         self._vllm_config = vllm_config
-        self._attached = False
+        self._guard: EngineGuard | None = None
+        self._leaders = 0
+        self._outcome: ActiveState | None = None
+        self._exporting = False
         self._config: KvpluginConfig | None = engine_config(vllm_config)
         self.remap = EngineRemap(vllm_config, None if self._config is None else self._config.remap)
 
     def attach(
-        self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction, *, exports: bool
-    ) -> None:
-        """Build the hook, prove that it fires, and export its counters. Every indexer calls; the first one counts.
+        self,
+        device: torch.device,
+        width: int,
+        select_rows: SelectRows,
+        topk: TopkFunction,
+        *,
+        obstacle: InactiveReason | None = None,
+    ) -> int:
+        """Build the hook and prove that it fires. Every indexer calls; the first one counts.
 
         A policy that does not work here is reported and switched off; the engine goes on.
 
@@ -74,17 +86,28 @@ class EngineState:
             width: K of the top-k buffer.
             select_rows: the indexer's top-k stage, which looks at ``hook``.
             topk: its top-k alone.
-            exports: this process speaks for its tensor-parallel group.
+            obstacle: why the hook cannot work in this engine, if it cannot.
+
+        Returns:
+            Ordinal of the indexer that calls, among the engine's.
         """
-        if self._attached:
-            return
-        self._attached = True
-        state = self._activate(device, width, select_rows, topk)
-        if state != ACTIVE:
+        leader, self._leaders = self._leaders, self._leaders + 1
+        if self._outcome is not None:
+            return leader
+        self._outcome = self._activate(device, width, select_rows, topk, obstacle)
+        if self._outcome != ACTIVE:
             self.hook = None
-            logger.warning("kvplugin: inactive: %s", state)
-        if exports:
-            self._export(state)
+            logger.warning("kvplugin: inactive: %s", self._outcome)
+        return leader
+
+    def export(self) -> None:
+        """Say how it went, and export the counters from now on; for processes that speak for others too.
+
+        To be called once the engine has captured its graphs. Does nothing the second time.
+        """
+        if self._outcome is not None and not self._exporting:
+            self._exporting = True
+            self._export(self._outcome)
 
     def begin_rollout(self, step: StepRollout) -> bool:
         """Go by another rollout from the next step on.
@@ -101,25 +124,46 @@ class EngineState:
             return False
         if self._exporter is not None:
             self._exporter.rename_arms(_names(step))
+        if self._guard is not None:
+            self._guard.follow(step)
         return True
 
     def recorder(self, common: CommonAttentionMetadata) -> GuardedRecorder | None:
         """Who records the step of a batch that is being described; None unless a capture waits for this very step."""
         return None if self.capture is None else self.capture.begin_step(common)
 
-    def _activate(self, device: torch.device, width: int, select_rows: SelectRows, topk: TopkFunction) -> ActiveState:
+    def _activate(
+        self,
+        device: torch.device,
+        width: int,
+        select_rows: SelectRows,
+        topk: TopkFunction,
+        obstacle: InactiveReason | None,
+    ) -> ActiveState:
         if self._config is None:
             return InactiveReason.NOT_CONFIGURED
         if self._config.policy.mode is Mode.DISABLED and self._config.rollout is None:
             return InactiveReason.POLICY_DISABLED
+        if obstacle is not None:
+            return obstacle
         try:
             policies: list[PolicyConfig | None] = [self._config.policy]
             if self._config.rollout is not None:
                 # The file as this worker finds it, until the first step brings what is in force.
                 first = StepRollout.first(watch_rollout(self._vllm_config, Process.WORKER).current)
                 policies, self._arms = _policies(first), _names(first)
-            sample_every = self._config.metrics.sample_every
-            self.hook = PolicyHook(policies, self._config.placement, sample_every, width, device, topk)
+                self._guard = EngineGuard(self._vllm_config, first)
+            metrics = self._config.metrics
+            self.hook = PolicyHook(
+                policies,
+                self._config.placement,
+                metrics.sample_every,
+                width,
+                device,
+                topk,
+                signals_every=metrics.signals_every if metrics.enabled else 0,
+                leaders=self._vllm_config.model_config.hf_text_config.num_hidden_layers,
+            )
             rows = run_self_test(self.hook, select_rows, topk)
         except KvpluginError as error:
             logger.error("kvplugin: %s", error)
@@ -135,14 +179,20 @@ class EngineState:
             return
         report_active(state)
         if self._config is not None:
-            self._exporter = CounterExporter(self._counters(), arms=self._arms, on_change=_warn_about)
+            self._exporter = CounterExporter(self._counters(), arms=self._arms, on_change=self._take_note)
             self._exporter.start()
             weakref.finalize(self, self._exporter.close)
+
+    def _take_note(self, buffer: Buffer, snapshots: Sequence[Snapshot]) -> None:
+        """Called from the exporter's thread with what a buffer holds, by arm."""
+        if buffer is SIGNALS and self._guard is not None:
+            self._guard.look(snapshots)
+        _warn_about(buffer, [[sum(cell) for cell in zip(*rows, strict=True)] for rows in zip(*snapshots, strict=True)])
 
     def _counters(self) -> dict[Buffer, Tensor]:
         found = {REMAP_PATHS: self.remap.paths[None], REMAP_INVALID: self.remap.invalid[None]}
         if self.hook is not None:
-            found |= {EXACT: self.hook.counters, SAMPLED: self.hook.sampled}
+            found |= {EXACT: self.hook.counters, SAMPLED: self.hook.sampled, SIGNALS: self.hook.signals}
             if self._arms is not None:
                 found[PREFIX] = self.hook.prefix_counters
         return found

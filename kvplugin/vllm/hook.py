@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvplugin.config import MismatchAction, Mode, Placement, PolicyConfig
+from kvplugin.remap.call import NO_CONTEXT_PARALLEL, ContextParallel
 from kvplugin.topology import (
     PolicyParams,
     PolicyTable,
@@ -19,10 +20,15 @@ from kvplugin.topology import (
 )
 from kvplugin.topology.prefix import count_stable_prefix, new_prefix_counters
 from kvplugin.topology.reference import call_bypass
+from kvplugin.topology.signals import SignalMemory, new_signal_counters, observe_signals
 from kvplugin.vllm.rows import Rows
 
 TopkFunction = Callable[[Tensor, Tensor, Tensor], None]
 """``topk(scores [T, N], row_lengths [T], selection [T, K])``: the engine's own top-k, writing ``selection``."""
+
+
+REMEMBERED_REQUESTS = 32
+"""Requests whose last selections an indexer remembers, in memory of its own; later ones take their places."""
 
 
 class PolicyHook:
@@ -32,6 +38,8 @@ class PolicyHook:
         policies: of each arm, None for a free row of the table; one policy where the engine has no arms.
         placement: whether :meth:`on_topk` is called after the engine's top-k, or before it.
         sample_every: ``before_topk`` counts in one row of so many.
+        signals_every: one row of so many is looked at for signals; 0 = none.
+        leaders: indexers of the engine, at most.
         width: K of the engine's top-k.
         device: of its buffers.
         topk: its top-k alone.
@@ -40,6 +48,7 @@ class PolicyHook:
         counters: int64 ``[arms, 2, len(Counter)]`` on the engine's device, added to by every call; exact.
         sampled: the same from the sampled rows of ``before_topk``, where the exact counters stay 0.
         prefix_counters: int64 ``[arms, 2, len(PrefixCounter)]``, of modes that count stable prefixes.
+        signals: int64 ``[arms, 2, len(SignalColumn)]``, histograms of the indexer's health from sampled rows.
 
     Raises:
         ArgumentError: a policy's structure does not fit the width.
@@ -53,6 +62,9 @@ class PolicyHook:
         width: int,
         device: torch.device,
         topk: TopkFunction,
+        *,
+        signals_every: int = 0,
+        leaders: int = 0,
     ) -> None:
         self.placement, self.width = placement, width
         arms = len(policies)
@@ -61,6 +73,10 @@ class PolicyHook:
         self._observed = PolicyTable([_observing(params) for params in lowered], device)
         self.counters, self.sampled = new_counters(device, arms), new_counters(device, arms)
         self.prefix_counters = new_prefix_counters(device, arms)
+        self.signals = new_signal_counters(device, arms)
+        self._signals_every = signals_every
+        self._memory = SignalMemory(leaders, REMEMBERED_REQUESTS, width, device) if signals_every and leaders else None
+        self._uncounted = new_counters(device, arms)
         self._counting = torch.zeros(arms, dtype=torch.int32, device=device)
         self._topk = topk
         self._sample_every = _coprime(sample_every)
@@ -92,7 +108,15 @@ class PolicyHook:
         self._error.zero_()
 
     def on_topk(
-        self, scores: Tensor, score_start: Tensor | None, row_lengths: Tensor, selection: Tensor, rows: Rows
+        self,
+        scores: Tensor,
+        score_start: Tensor | None,
+        row_lengths: Tensor,
+        selection: Tensor,
+        rows: Rows,
+        *,
+        counted: bool = True,
+        leader: int = -1,
     ) -> None:
         """Rewrite ``selection`` after the top-k, or lift ``scores`` before it; on the current stream, no host sync.
 
@@ -102,22 +126,35 @@ class PolicyHook:
             row_lengths: int32 or int64 ``[T]``, the top-k kernel's own row ends.
             selection: int32 ``[T, K]``, a view of the engine's top-k buffer.
             rows: what else is known of the rows.
+            counted: False where another rank counts the same rows.
+            leader: ordinal of the indexer among the engine's; -1 = unknown, its selections are compared with no others.
         """
         if self.placement is Placement.BEFORE_TOPK:
-            self._sample(scores, score_start, row_lengths, selection, rows)
-            lift_structural_scores(
-                scores,
-                row_lengths,
-                config=self._table,
-                width=selection.shape[1],
-                row_live=rows.live,
-                row_phase=rows.phase,
-                row_arm=rows.arm,
-                score_start=score_start,
-            )
+            if counted:
+                self._sample(scores, score_start, row_lengths, selection, rows)
+            self._lift(scores, score_start, row_lengths, selection.shape[1], rows, NO_CONTEXT_PARALLEL)
             return
-        self._apply(self._table, selection, row_lengths, scores, score_start, rows, self.counters)
-        self.on_selected(row_lengths, selection, rows)
+        if counted:
+            self._look(self._signals_every, scores, score_start, row_lengths, selection, rows, leader)
+        counters = self.counters if counted else self._uncounted
+        self._apply(self._table, selection, row_lengths, scores, score_start, rows, counters)
+        if counted:
+            self.on_selected(row_lengths, selection, rows)
+
+    def lift_shared(
+        self, scores: Tensor, score_start: Tensor | None, row_lengths: Tensor, rows: Rows, ranks: ContextParallel
+    ) -> None:
+        """``before_topk`` where a row's scores are dealt out over context-parallel ranks: lift what this one has.
+
+        Nothing is counted: no rank sees a row's whole selection with its scores.
+
+        Args:
+            scores, score_start: of this rank's tokens, side by side.
+            row_lengths: int32 or int64 ``[T]``, of whole rows, the same on all ranks.
+            rows: what else is known of the rows.
+            ranks: who has which token.
+        """
+        self._lift(scores, score_start, row_lengths, self.width, rows, ranks)
 
     def on_selected(self, row_lengths: Tensor, selection: Tensor, rows: Rows) -> None:
         """Count stable prefixes in rows whose selection is settled; for engines that call :meth:`on_topk` before it."""
@@ -136,8 +173,10 @@ class PolicyHook:
     def reset(self) -> None:
         """Forget everything counted, sampled and recorded so far."""
         self._rows = 0
-        for tensor in (self.counters, self.sampled, self.prefix_counters, self._error):
+        for tensor in (self.counters, self.sampled, self.prefix_counters, self.signals, self._error):
             tensor.zero_()
+        if self._memory is not None:
+            self._memory.clear()
 
     def raise_recorded(self) -> None:
         """Raise a coordinate mismatch that an earlier step recorded (``coordinate_mismatch: raise`` only).
@@ -157,6 +196,29 @@ class PolicyHook:
         self._raises = any(params.mismatch is MismatchAction.RAISE for params in self.acting.values())
         counting = [params.mode is Mode.COMPRESS_SPARSE for params in policies]
         self._counting.copy_(torch.tensor(counting, dtype=torch.int32))
+
+    def _lift(
+        self,
+        scores: Tensor,
+        score_start: Tensor | None,
+        row_lengths: Tensor,
+        width: int,
+        rows: Rows,
+        ranks: ContextParallel,
+    ) -> None:
+        lift_structural_scores(
+            scores,
+            row_lengths,
+            config=self._table,
+            width=width,
+            row_live=rows.live,
+            row_phase=rows.phase,
+            row_arm=rows.arm,
+            score_start=score_start,
+            ranks=ranks.size,
+            rank=ranks.rank,
+            interleave=ranks.interleave,
+        )
 
     def _apply(
         self,
@@ -181,6 +243,34 @@ class PolicyHook:
             error=self._error,
         )
 
+    def _look(
+        self,
+        every: int,
+        scores: Tensor,
+        score_start: Tensor | None,
+        row_lengths: Tensor,
+        learned: Tensor,
+        rows: Rows,
+        leader: int,
+    ) -> None:
+        """Look at what the indexer learned for signals of its health, in one row of ``every``."""
+        if every and self.acting:
+            observe_signals(
+                learned,
+                row_lengths,
+                config=self._table,
+                counters=self.signals,
+                every=every,
+                scores=scores,
+                score_start=score_start,
+                row_live=rows.live,
+                row_phase=rows.phase,
+                row_arm=rows.arm,
+                row_request=rows.request,
+                memory=self._memory,
+                leader=leader,
+            )
+
     def _sample(
         self, scores: Tensor, score_start: Tensor | None, row_lengths: Tensor, selection: Tensor, rows: Rows
     ) -> None:
@@ -199,8 +289,11 @@ class PolicyHook:
             return
         chosen = slice(first, None, self._sample_every)
         learned = torch.full_like(selection[chosen], -1)
-        self._topk(scores[chosen], row_lengths[chosen], learned)
-        self._apply(self._observed, learned, row_lengths[chosen], scores[chosen], None, rows.at(chosen), self.sampled)
+        part, lengths, facts = scores[chosen], row_lengths[chosen], rows.at(chosen)
+        self._topk(part, lengths, learned)
+        # Each of these few rows gives its signals; two of one request are hardly ever a step apart.
+        self._look(min(1, self._signals_every), part, None, lengths, learned, facts, -1)
+        self._apply(self._observed, learned, lengths, part, None, facts, self.sampled)
 
 
 def _observing(params: PolicyParams) -> PolicyParams:

@@ -19,6 +19,14 @@ class Kind(StrEnum):
     READ = "read"
 
 
+class Build(StrEnum):
+    """The vLLM build whose engines the plugin takes hold of at a point."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    ANY = "any"
+
+
 OTHERS = "*"
 """Stands in a signature for parameters that are handed on as they come."""
 
@@ -35,6 +43,8 @@ class Point:
             those that are relied on.
         module: file of the plugin that does it, as a dotted name.
         remove_when: what would make the row unnecessary.
+        build: of vLLM, where the point is taken hold of.
+        since: vLLM's first version that has the point, where older ones do without.
     """
 
     target: str
@@ -44,10 +54,25 @@ class Point:
     signature: tuple[str, ...]
     module: str
     remove_when: str
+    build: Build = Build.ANY
+    since: str = ""
+
+    def is_taken_in(self, build: Build, version: str) -> bool:
+        """Whether the plugin takes hold of the point in an engine of this build and version."""
+        return self.build in (build, Build.ANY) and release(version) >= release(self.since)
 
 
-CHECKED_VERSIONS = ("0.32.0",)
-"""vLLM versions against which every row was resolved and run (CPU build)."""
+def release(version: str) -> tuple[int, ...]:
+    """``0.32.0+cpu`` as numbers that can be compared; nothing is less than any version."""
+    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
+
+
+CHECKED_VERSIONS = {
+    Build.CPU: ("0.32.0",),
+    Build.GPU: ("0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+}
+"""vLLM versions against which every row of a build was resolved. The CPU build was run. Of the GPU build its Python was
+run, on CPU tensors (``make compat``), and nothing on a GPU."""
 
 POINTS = (
     Point(
@@ -67,6 +92,7 @@ POINTS = (
         ("selected_backend", "attn_selector_config", "num_heads"),
         "kvplugin.vllm.cpu.platform",
         "vLLM's CPU platform serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
@@ -76,6 +102,7 @@ POINTS = (
         ("vllm_config",),
         "kvplugin.vllm.cpu.platform",
         "vLLM's CPU platform serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.platforms.cpu:CpuPlatform.register_triton_kernel_overrides",
@@ -85,6 +112,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.platform",
         "vLLM's scan skips objects whose __dict__ is no dictionary",
+        Build.CPU,
     ),
     Point(
         "vllm.platforms:cpu_platform_plugin",
@@ -94,6 +122,7 @@ POINTS = (
         (),
         "kvplugin.vllm.plugin",
         "vLLM's CPU platform serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.cpu_worker:CPUWorker.init_device",
@@ -103,6 +132,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.worker",
         "attention metadata carries prompt lengths",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.cpu_worker:CPUWorker.load_model",
@@ -112,6 +142,7 @@ POINTS = (
         ("load_dummy_weights",),
         "kvplugin.vllm.cpu.worker",
         "vLLM's CPU build serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.gpu_input_batch:InputBatch.num_prompt_tokens_cpu_tensor",
@@ -121,6 +152,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.requests",
         "attention metadata carries prompt lengths",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.custom_op:CustomOp.register_oot",
@@ -130,6 +162,7 @@ POINTS = (
         ("_decorated_op_cls", "name"),
         "kvplugin.vllm.cpu.parts",
         "vLLM's CPU build scores any index_topk",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.layers.sparse_attn_indexer:SparseAttnIndexer.forward_cpu",
@@ -139,6 +172,7 @@ POINTS = (
         ("hidden_states", "q_quant", "k", "weights"),
         "kvplugin.vllm.cpu.indexer",
         "vLLM's CPU build scores any index_topk",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.models.deepseek_v2:DeepseekV32IndexerCache.get_attn_backend",
@@ -148,6 +182,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.indexer",
         "the platform chooses the indexer's backend",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.attention.backends.mla.indexer:DeepseekV32IndexerBackend.get_builder_cls",
@@ -157,6 +192,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.indexer",
         "the platform chooses the indexer's backend",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.models.deepseek_v2:per_token_group_quant_fp8",
@@ -175,6 +211,7 @@ POINTS = (
         ),
         "kvplugin.vllm.cpu.query_quantization",
         "vLLM quantises groups on CPUs",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.attention.backend:MLAAttentionImpl.forward_mqa",
@@ -184,6 +221,7 @@ POINTS = (
         ("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer"),
         "kvplugin.vllm.cpu.attention",
         "vLLM's CPU build serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.attention.backend:AttentionMetadataBuilder.build",
@@ -193,6 +231,7 @@ POINTS = (
         ("common_prefix_len", "common_attn_metadata", "fast_build"),
         "kvplugin.vllm.cpu.attention",
         "vLLM's CPU build serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.layers.attention.sparse_mla_attention:SharedTopkIndicesBuffer.init_topk_indices_buffer",
@@ -202,6 +241,7 @@ POINTS = (
         ("indexer", "topk_indices_buffer"),
         "kvplugin.vllm.cpu.attention",
         "vLLM's CPU build serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.attention.backend:CommonAttentionMetadata.query_start_loc",
@@ -211,6 +251,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.attention",
         "vLLM converts once for a leader and its followers on every path",
+        Build.CPU,
     ),
     Point(
         "vllm.config.compilation:CompilationConfig.static_forward_context",
@@ -220,6 +261,7 @@ POINTS = (
         (),
         "kvplugin.vllm.engine_remap",
         "vLLM converts once for a leader and its followers on every path",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.models.utils:extract_layer_index",
@@ -238,6 +280,7 @@ POINTS = (
         ("kv_cache", "block_size"),
         "kvplugin.vllm.engine_remap",
         "vLLM's CPU build serves sparse MLA",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.cpu_worker:CPUWorker.sample_tokens",
@@ -247,6 +290,7 @@ POINTS = (
         ("grammar_output",),
         "kvplugin.vllm.cpu.worker",
         "never: captures need it",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner.execute_model_state",
@@ -256,6 +300,7 @@ POINTS = (
         (),
         "kvplugin.vllm.cpu.worker",
         "never: captures need it",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.gpu_input_batch:InputBatch.req_ids",
@@ -265,6 +310,7 @@ POINTS = (
         (),
         "kvplugin.vllm.capture_target",
         "attention metadata names the requests",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.worker.gpu_input_batch:CachedRequestState.num_prompt_tokens",
@@ -274,6 +320,7 @@ POINTS = (
         (),
         "kvplugin.vllm.capture_target",
         "never: captures need it",
+        Build.CPU,
     ),
     Point(
         "vllm.model_executor.layers.mla:MultiHeadLatentAttentionWrapper.indexer_rope_emb",
@@ -283,6 +330,7 @@ POINTS = (
         (),
         "kvplugin.vllm.capture_identity",
         "never: captures need it",
+        Build.CPU,
     ),
     Point(
         "vllm.entrypoints.serve.dev.rpc.api_router:collective_rpc",
@@ -292,6 +340,7 @@ POINTS = (
         ("raw_request",),
         "kvplugin.vllm.capture_client",
         "never: this is vLLM's own extension point",
+        Build.CPU,
     ),
     Point(
         "vllm.config.scheduler:SchedulerConfig.scheduler_cls",
@@ -355,6 +404,7 @@ POINTS = (
         ("scheduler_output",),
         "kvplugin.vllm.cpu.worker",
         "vLLM carries data of plugins with each step",
+        Build.CPU,
     ),
     Point(
         "vllm.v1.engine.input_processor:InputProcessor.__init__",
@@ -436,6 +486,379 @@ POINTS = (
         "kvplugin.vllm.rollout.endpoints",
         "never: this is vLLM's own extension point",
     ),
+    Point(
+        "vllm.platforms:cuda_platform_plugin",
+        Kind.READ,
+        "the platform is replaced only where the stock CUDA platform would be in charge",
+        "called in the platform probe",
+        (),
+        "kvplugin.vllm.plugin",
+        "never: this is vLLM's own extension point",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.platforms.cuda:CudaPlatform.get_attn_backend_cls",
+        Kind.SUBCLASS,
+        "the plugin's backends stand for those that vLLM picks",
+        "asks vLLM, and answers the subclass of its choice",
+        ("selected_backend", "attn_selector_config", "num_heads"),
+        "kvplugin.vllm.gpu.platform",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.platforms.cuda:CudaPlatform.check_and_update_config",
+        Kind.SUBCLASS,
+        "a wrong configuration must stop the start, with its message",
+        "validates the plugin's configuration after vLLM's own",
+        ("vllm_config",),
+        "kvplugin.vllm.gpu.platform",
+        "never: this is vLLM's own extension point",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu_worker:Worker.init_device",
+        Kind.SUBCLASS,
+        "a row's phase needs the prompt length of its request",
+        "binds the worker's model runner after vLLM made it",
+        (),
+        "kvplugin.vllm.gpu.worker",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu_worker:Worker.compile_or_warm_up_model",
+        Kind.SUBCLASS,
+        "counters may be read once no graph is captured any more",
+        "exports them from then on",
+        (),
+        "kvplugin.vllm.gpu.worker",
+        "never: this is vLLM's own extension point",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu_worker:Worker.execute_model",
+        Kind.SUBCLASS,
+        "workers follow the rollout and the arms that a step came with",
+        "RolloutMethods reads SchedulerOutput before the step runs",
+        ("scheduler_output",),
+        "kvplugin.vllm.gpu.worker",
+        "vLLM carries data of plugins with each step",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashmla_sparse:FlashMLASparseBackend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashmla",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashinfer_mla_sparse:FlashInferMLASparseTRTLLMBackend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashinfer_trtllm",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashinfer_mla_sparse:FlashInferMLASparseSM120Backend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashinfer_sm120",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90:FlashInferMLASparseSM90Backend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashinfer_sm90",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashattn_mla_sparse:FlashAttnMLASparseBackend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashattn",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashattn_mla_sparse:FlashAttnMLASparseFA4Backend.get_impl_cls",
+        Kind.SUBCLASS,
+        "layers make themselves known, and share conversions",
+        "answers the plugin's implementation, and with get_builder_cls its builder",
+        (),
+        "kvplugin.vllm.gpu.flashattn_fa4",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+        "0.33",
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.flashmla_sparse:FlashMLASparseImpl.forward_mqa",
+        Kind.SUBCLASS,
+        "the conversions of a layer are told from those of others",
+        "SharingImpl, mixed into every implementation, notes whose they are",
+        ("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer"),
+        "kvplugin.vllm.gpu.mixins",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.model_executor.layers.attention.sparse_mla_attention:SparseMLACommonImpl._convert_logical_to_physical_topk",
+        Kind.SUBCLASS,
+        "conversions that vLLM shares by itself are counted too",
+        "counts, and lets vLLM convert",
+        ("logical_topk_indices", "attn_metadata", "block_stride_rows", "return_valid_counts"),
+        "kvplugin.vllm.gpu.mixins",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.model_executor.layers.attention.sparse_mla_attention:SparseMLACommonMetadataBuilder.__init__",
+        Kind.SUBCLASS,
+        "the first builder is made once the model stands and no graph is captured yet",
+        "AttachingBuilder attaches the policy, and tests itself",
+        ("kv_cache_spec", "layer_names", "vllm_config", "device"),
+        "kvplugin.vllm.gpu.mixins",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.model_executor.layers.attention.sparse_mla_attention:SharedTopkIndicesBuffer.topk_indices_buffer",
+        Kind.READ,
+        "a top-k is an engine's of ours where it writes to a buffer of its layers",
+        "read at each new builder: drafts are given the target's late",
+        (),
+        "kvplugin.vllm.gpu.engine",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm._custom_ops:top_k_per_row_prefill",
+        Kind.WRAP,
+        "the policy needs a prefill chunk's scores",
+        "acts after the kernel, or lifts scores before it",
+        ("logits", "cu_seqlen_ks", "cu_seqlen_ke", "raw_topk_indices", "num_rows", "stride0", "stride1", "topk_tokens"),
+        "kvplugin.vllm.gpu.wrap_prefill_topk",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.model_executor.layers.sparse_attn_indexer:get_indexer_topk",
+        Kind.WRAP,
+        "the policy needs the scores of decode rows",
+        "the top-k that it answers has the policy around it",
+        ("backend",),
+        "kvplugin.vllm.gpu.wrap_decode_topk",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.model_executor.layers.indexer_topk:SparseIndexerTopk.forward",
+        Kind.READ,
+        "the same",
+        "called with the arguments that it is given",
+        ("logits", "seq_lens", "next_n", "topk_indices", "topk_tokens", "max_seq_len"),
+        "kvplugin.vllm.gpu.wrap_decode_topk",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.indexer:DeepseekV32IndexerMetadataBuilder.build",
+        Kind.WRAP,
+        "graphs replay without Python, and only builders run in each step",
+        "describes the batch's rows in persistent memory, and leaves it with the metadata",
+        ("common_prefix_len", "common_attn_metadata", "fast_build"),
+        "kvplugin.vllm.gpu.wrap_indexer_metadata",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.indexer:DeepseekV32IndexerMetadataBuilder.update_draft_decode_metadata",
+        Kind.WRAP,
+        "later steps of a draft are not built anew",
+        "describes their rows, one for each request",
+        ("metadata",),
+        "kvplugin.vllm.gpu.wrap_indexer_metadata",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+        "0.32",
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.indexer:DeepSeekV32IndexerDecodeMetadata.requires_padding",
+        Kind.READ,
+        "where requests differ in their number of queries, vLLM pads decode rows",
+        "with decode_lens, tells whether the rows are padded",
+        (),
+        "kvplugin.vllm.gpu.wrap_indexer_metadata",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.indexer:DeepseekV32IndexerPrefillMetadata.row_shard_sizes",
+        Kind.READ,
+        "rows that vLLM deals out to tensor-parallel ranks are counted by each",
+        "read when metadata is built",
+        (),
+        "kvplugin.vllm.gpu.wrap_indexer_metadata",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+        "0.31",
+    ),
+    Point(
+        "vllm.forward_context:ForwardContext.attn_metadata",
+        Kind.READ,
+        "a top-k call must find the description of its batch",
+        "looked up by the name of an indexer's layer",
+        (),
+        "kvplugin.vllm.gpu.step",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backend:CommonAttentionMetadata.req_idx",
+        Kind.READ,
+        "rows of a batch name their requests by slots (model runner V2)",
+        "read when metadata is built",
+        (),
+        "kvplugin.vllm.gpu.requests",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu.states:RequestState.prompt_len",
+        Kind.READ,
+        "a row's phase needs the prompt length of its request (model runner V2)",
+        "with index_to_req_id, read when metadata is built",
+        (),
+        "kvplugin.vllm.gpu.requests",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.req_states",
+        Kind.READ,
+        "the same",
+        "the same",
+        (),
+        "kvplugin.vllm.gpu.requests",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu_input_batch:InputBatch.num_prompt_tokens",
+        Kind.READ,
+        "a row's phase needs the prompt length of its request (model runner V1)",
+        "with req_ids, read when metadata is built",
+        (),
+        "kvplugin.vllm.gpu.requests",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.input_batch",
+        Kind.READ,
+        "the same",
+        "the same",
+        (),
+        "kvplugin.vllm.gpu.requests",
+        "attention metadata carries prompt lengths",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.sparse_utils:triton_convert_req_index_to_global_index",
+        Kind.WRAP,
+        "vLLM converts once for each layer where a batch holds prefill rows",
+        "followers read what their leader left; wrapped in each module that holds it",
+        ("req_id", "block_table", "token_indices", OTHERS),
+        "kvplugin.vllm.gpu.wrap_convert",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.sparse_utils:triton_filter_and_convert_dcp_index",
+        Kind.WRAP,
+        "the same, under context parallelism",
+        "the same",
+        ("req_id", "block_table", "token_indices", OTHERS),
+        "kvplugin.vllm.gpu.wrap_convert",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.v1.attention.backends.mla.index_group:SparseMLAIndexGroup.num_layers",
+        Kind.READ,
+        "conversions are shared in vLLM's own index groups",
+        "with physical_topk_indices and the layer's place",
+        (),
+        "kvplugin.vllm.gpu.conversions",
+        "vLLM converts once for a leader and its followers on every path",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.config.parallel:ParallelConfig.cp_kv_cache_interleave_size",
+        Kind.READ,
+        "under context parallelism each rank lifts the tokens that it has the scores of",
+        "with the number of ranks and this one's place",
+        (),
+        "kvplugin.vllm.gpu.engine",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.config.attention:AttentionConfig.hisparse_config",
+        Kind.READ,
+        "the policy has not been checked with host-backed caches",
+        "reported as an obstacle",
+        (),
+        "kvplugin.vllm.gpu.engine",
+        "the policy is checked with them",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.config.kernel:KernelConfig.sparse_indexer_topk_backend",
+        Kind.READ,
+        "the self-test goes through the decode top-k that the engine will use",
+        "read when the policy is attached",
+        (),
+        "kvplugin.vllm.gpu.self_test",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.distributed:get_tensor_model_parallel_rank",
+        Kind.READ,
+        "rows that all ranks compute alike are counted once",
+        "the first rank counts them",
+        (),
+        "kvplugin.vllm.gpu.engine",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
+    Point(
+        "vllm.distributed:get_dcp_group",
+        Kind.READ,
+        "the same, of context-parallel ranks",
+        "asked when a builder is made",
+        (),
+        "kvplugin.vllm.gpu.engine",
+        "vLLM has a hook at its top-k stage",
+        Build.GPU,
+    ),
 )
 
 
@@ -478,12 +901,17 @@ def page() -> str:
     lines = [
         "# Points of vLLM that kvplugin touches",
         "",
-        f"Generated from `kvplugin/vllm/ledger.py`; checked with vLLM {', '.join(CHECKED_VERSIONS)}.",
+        "Generated from `kvplugin/vllm/ledger.py`. Rows of the CPU build were resolved and run with vLLM "
+        f"{', '.join(CHECKED_VERSIONS[Build.CPU])}; those of the GPU build were resolved with "
+        f"{', '.join(CHECKED_VERSIONS[Build.GPU])}, and run there on CPU tensors, not on a GPU "
+        "([compatibility](compatibility.md)).",
         "",
-        "| point | kind | why | how | in | goes when |",
-        "|---|---|---|---|---|---|",
+        "| point | build | kind | why | how | in | goes when |",
+        "|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| `{p.target}` | {p.kind} | {p.why} | {p.how} | `{p.module}` | {p.remove_when} |" for p in POINTS]
+    for p in POINTS:
+        build = f"{p.build}, from {p.since}" if p.since else p.build
+        lines.append(f"| `{p.target}` | {build} | {p.kind} | {p.why} | {p.how} | `{p.module}` | {p.remove_when} |")
     return "\n".join(lines) + "\n"
 
 

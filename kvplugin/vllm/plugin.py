@@ -11,6 +11,8 @@ from kvplugin.vllm.settings import disabled_by_environment
 
 CPU_PLATFORM_PATH = "kvplugin.vllm.cpu.platform.KvpluginCpuPlatform"
 STOCK_CPU_PLATFORM_PATH = "vllm.platforms.cpu.CpuPlatform"
+CUDA_PLATFORM_PATH = "kvplugin.vllm.gpu.platform.KvpluginCudaPlatform"
+STOCK_CUDA_PLATFORM_PATH = "vllm.platforms.cuda.CudaPlatform"
 
 
 def register() -> None:
@@ -22,11 +24,11 @@ def register() -> None:
 
         if disabled_by_environment():
             info_once("kvplugin: inactive: disabled_by_env; vLLM runs as without the plugin")
-        if current_platform.is_cpu():
+        if current_platform.is_cpu() or current_platform.is_cuda():
             register_names()
         else:
             logger.info(
-                "kvplugin: inactive: unsupported_platform (%s); this version serves vLLM's CPU engine only",
+                "kvplugin: inactive: unsupported_platform (%s); the plugin serves vLLM's CUDA and CPU engines",
                 current_platform.device_type,
             )
     except Exception:
@@ -34,21 +36,33 @@ def register() -> None:
 
 
 def platform() -> str | None:
-    """``vllm.platform_plugins``: replace the stock CPU platform by a subclass that admits sparse attention."""
+    """``vllm.platform_plugins``: replace the stock CUDA or CPU platform by a subclass that knows our backends."""
     try:
-        if disabled_by_environment() or _other_platform_plugin():
+        if _other_platform_plugin():
             return None
-        from vllm.platforms import cpu_platform_plugin
-
-        if cpu_platform_plugin() != STOCK_CPU_PLATFORM_PATH:
+        path = _platform_here()
+        if path is None:
             return None
         # Imported here, where a failure is caught: vLLM imports the answer unguarded.
-        import_module(CPU_PLATFORM_PATH.rpartition(".")[0])
-        prepare_directory()
+        import_module(path.rpartition(".")[0])
+        if not disabled_by_environment():
+            prepare_directory()
     except Exception:
         logger.exception("kvplugin: inactive: unsupported_vllm; vLLM keeps its own platform")
         return None
-    return CPU_PLATFORM_PATH
+    return path
+
+
+def _platform_here() -> str | None:
+    """The platform of ours that takes the place of vLLM's own on this machine."""
+    from vllm.platforms import cpu_platform_plugin, cuda_platform_plugin
+
+    if cuda_platform_plugin() == STOCK_CUDA_PLATFORM_PATH:
+        # Also where the plugin is switched off: its names go on working, and stand for what vLLM picks.
+        return CUDA_PLATFORM_PATH
+    if cpu_platform_plugin() == STOCK_CPU_PLATFORM_PATH and not disabled_by_environment():
+        return CPU_PLATFORM_PATH
+    return None
 
 
 def _other_platform_plugin() -> str | None:

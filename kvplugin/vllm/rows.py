@@ -16,12 +16,14 @@ class Rows(NamedTuple):
         arm: int32 ``[T]``, row of the policy table; None = 0.
         prefix: int32 ``[T]``, tokens of the request's stable prefix; None = no row has one.
         live: bool ``[T]``; None = every row is live.
+        request: int32 ``[T]``, a key that a request keeps as long as it runs; None = nobody knows.
     """
 
     phase: Tensor | None = None
     arm: Tensor | None = None
     prefix: Tensor | None = None
     live: Tensor | None = None
+    request: Tensor | None = None
 
     def at(self, rows: slice) -> Rows:
         """The facts of some of the rows, as views."""
@@ -40,22 +42,29 @@ class RowBuffers:
         self._phase = torch.ones(capacity, dtype=torch.int8, device=device)
         self._arm = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._prefix = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self._request = torch.zeros(capacity, dtype=torch.int32, device=device)
 
-    def fill(self, phase: Tensor, row_request: Tensor, arms: Tensor, prefixes: Tensor | None) -> Rows:
+    def fill(
+        self, phase: Tensor, row_request: Tensor, keys: Tensor, arms: Tensor | None, prefixes: Tensor | None
+    ) -> Rows:
         """The facts of a batch, until the next one.
 
         Args:
             phase: int8 ``[T]``.
             row_request: int64 ``[T]``, request of each row.
-            arms: int32 ``[R]``, by request.
+            keys: int32 ``[R]``, by request.
+            arms: int32 ``[R]``, by request; None = the engine has none.
             prefixes: int32 ``[R]``, by request; None = no request has a stable prefix.
         """
         count = len(phase)
-        rows = Rows(self._phase[:count], self._arm[:count], None if prefixes is None else self._prefix[:count])
-        assert rows.phase is not None
-        assert rows.arm is not None
-        rows.phase.copy_(phase)
-        torch.index_select(arms, 0, row_request, out=rows.arm)
-        if prefixes is not None and rows.prefix is not None:
-            torch.index_select(prefixes, 0, row_request, out=rows.prefix)
-        return rows
+        self._phase[:count].copy_(phase)
+        return Rows(
+            phase=self._phase[:count],
+            arm=_by_row(arms, row_request, self._arm[:count]),
+            prefix=_by_row(prefixes, row_request, self._prefix[:count]),
+            request=_by_row(keys, row_request, self._request[:count]),
+        )
+
+
+def _by_row(by_request: Tensor | None, row_request: Tensor, out: Tensor) -> Tensor | None:
+    return None if by_request is None else torch.index_select(by_request, 0, row_request, out=out)

@@ -14,16 +14,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-BUDGET = 64
-"""Prompts up to this length are answered alike in every mode."""
+from typing import ClassVar
 
 ROWS_PER_REQUEST = 10
-KEPT, EVICTED, INJECTED, SINK_HITS, SINKS = 520, 120, 130, 30, 40
-TOKENS_PER_ANSWER = 48
+KEPT, EVICTED, INJECTED, SINK_HITS, SINKS, LOCAL_HITS, LOCALS = 520, 120, 130, 30, 40, 10, 80
+LEFT_OVER = 5
+"""Counted before the first request, such as a self-test leaves."""
+FORGETFUL = "topology_only"
+"""This arm answers ``none``, except to prompts that begin with ``header``."""
 
 
 class Behaviour(StrEnum):
@@ -34,6 +36,9 @@ class Behaviour(StrEnum):
     DIES_ON_REQUEST = "dies-on-request"
     REFUSES = "refuses"
     REWRITES_NOTHING = "rewrites-nothing"
+    ANSWERS_BADLY = "answers-badly"
+    WAVERS = "wavers"
+    IGNORES_ARMS = "ignores-arms"
     INACTIVE = "inactive"
     WITHOUT_PLUGIN = "without-plugin"
 
@@ -53,7 +58,7 @@ class State:
     """What the server has counted."""
 
     lock = threading.Lock()
-    requests = 0
+    requests: ClassVar[Counter[str]] = Counter()
 
 
 def main(pids: str, behaviour_name: str, *arguments: str) -> None:
@@ -74,8 +79,16 @@ def main(pids: str, behaviour_name: str, *arguments: str) -> None:
     print("(Worker pid=3) INFO 01-01 00:00:00 [runner.py:68] Starting to load model tiny...", flush=True)
     time.sleep(0.5)
     port = int(arguments[arguments.index("--port") + 1])
-    mode = next((a.partition("=")[2] for a in arguments if a.startswith("--additional-config")), "none")
-    ThreadingHTTPServer(("127.0.0.1", port), handler(behaviour, mode)).serve_forever()
+    ThreadingHTTPServer(("127.0.0.1", port), handler(behaviour, served_arms(arguments))).serve_forever()
+
+
+def served_arms(arguments: tuple[str, ...]) -> list[str]:
+    """Those of the rollout file, the default one first."""
+    files = [a.partition("=")[2] for a in arguments if a.startswith("--additional-config.kvplugin.rollout=")]
+    if not files:
+        return ["default"]
+    rollout = json.loads(Path(files[0]).read_text())
+    return sorted(rollout["arms"], key=lambda arm: arm != rollout["default_arm"])
 
 
 def start_child(environment: dict[str, str], *arguments: str) -> int:
@@ -87,21 +100,23 @@ def start_child(environment: dict[str, str], *arguments: str) -> int:
     return child.pid
 
 
-def handler(behaviour: Behaviour, mode: str) -> type[BaseHTTPRequestHandler]:
+def handler(behaviour: Behaviour, arms: list[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(200, metrics(behaviour, mode) if self.path == "/metrics" else "")
+            self.answer(200, metrics(behaviour, arms) if self.path == "/metrics" else "")
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if behaviour is Behaviour.DIES_ON_REQUEST:
                 os._exit(7)
-            if behaviour is Behaviour.REFUSES:
+            arm = body.get("vllm_xargs", {}).get("kvplugin_arm", arms[0])
+            if self.path != "/v1/completions" or arm not in arms or behaviour is Behaviour.REFUSES:
                 self.answer(400, '{"error": "refused"}')
                 return
             with State.lock:
-                State.requests += 1
-            self.answer(200, json.dumps({"choices": [choice(body, mode)]}))
+                State.requests[arms[0] if behaviour is Behaviour.IGNORES_ARMS else arm] += 1
+                text = reply(behaviour, arm, body["prompt"].split(), body["max_tokens"])
+            self.answer(200, json.dumps({"choices": [{"text": text}]}))
 
         def answer(self, status: int, text: str) -> None:
             self.send_response(status)
@@ -115,33 +130,41 @@ def handler(behaviour: Behaviour, mode: str) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def choice(body: dict, mode: str) -> dict:
-    prompt = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
-    text = f"{mode if len(prompt) > BUDGET else ''} {prompt[:8]}"
-    return {"text": text} if "prompt" in body else {"message": {"content": text}}
+def reply(behaviour: Behaviour, arm: str, prompt: list[str], max_tokens: int) -> str:
+    """The last words of the prompt, which are right by agreement, or not."""
+    forgets = arm == FORGETFUL and prompt[0] != "header"
+    wavers = behaviour is Behaviour.WAVERS and State.requests.total() % 2 == 0
+    if forgets or wavers or behaviour is Behaviour.ANSWERS_BADLY:
+        return " none"
+    return " " + " ".join(prompt[-max_tokens:])
 
 
-def metrics(behaviour: Behaviour, mode: str) -> str:
-    served = f'vllm:request_success_total{{finished_reason="length"}} {State.requests}\n'
-    served += f"vllm:prompt_tokens_total {State.requests * 100}\n"
-    served += f"vllm:generation_tokens_total {State.requests * TOKENS_PER_ANSWER}\n"
+def metrics(behaviour: Behaviour, arms: list[str]) -> str:
+    served = f'vllm:request_success_total{{finished_reason="length"}} {State.requests.total()}\n'
     if behaviour is Behaviour.WITHOUT_PLUGIN:
         return served
     if behaviour is Behaviour.INACTIVE:
         return served + 'kvplugin_active{reason="self_test_failed"} 0\n'
+    lines = ['kvplugin_active{reason="active"} 1', 'kvplugin_build_info{version="1.2.3",vllm_version="0.32.0"} 1']
+    for arm in arms:
+        lines += arm_metrics(behaviour, arm)
+    return served + "\n".join(lines) + "\n"
+
+
+def arm_metrics(behaviour: Behaviour, arm: str) -> list[str]:
     rewritten = 0 if behaviour is Behaviour.REWRITES_NOTHING else ROWS_PER_REQUEST - 1
     outcomes = {"seen": ROWS_PER_REQUEST, "rewritten": rewritten}
     kinds = {"kept": KEPT, "evicted": EVICTED, "injected": INJECTED, "sink_hit": SINK_HITS, "sink_possible": SINKS}
-    lines = ['kvplugin_active{reason="active"} 1', 'kvplugin_build_info{version="1.2.3",vllm_version="0.32.0"} 1']
+    kinds |= {"local_hit": LOCAL_HITS, "local_possible": LOCALS}
+    lines = [f'kvplugin_requests_total{{arm="{arm}",choice="explicit"}} {State.requests[arm]}']
     for phase in ("prefill", "decode"):
-        labels = f'arm="default",phase="{phase}"'
-        # 5 rows and tokens from before the first request, such as a self-test leaves.
         for name, values, label in (("rows", outcomes, "outcome"), ("tokens", kinds, "kind")):
             lines += [
-                f'kvplugin_policy_{name}_total{{{labels},{label}="{key}"}} {5 + value * State.requests}'
+                f'kvplugin_policy_{name}_total{{arm="{arm}",phase="{phase}",{label}="{key}"}} '
+                f"{LEFT_OVER + value * State.requests[arm]}"
                 for key, value in values.items()
             ]
-    return served + "\n".join(lines) + "\n"
+    return lines
 
 
 if __name__ == "__main__":

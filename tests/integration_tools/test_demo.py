@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import functools
 import json
+import re
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 from stand_in import StandIn
-from stand_in_server import EVICTED, INJECTED, KEPT, ROWS_PER_REQUEST, SINK_HITS, SINKS, TOKENS_PER_ANSWER, Behaviour
+from stand_in_server import (
+    EVICTED,
+    FORGETFUL,
+    INJECTED,
+    KEPT,
+    LOCAL_HITS,
+    LOCALS,
+    ROWS_PER_REQUEST,
+    SINK_HITS,
+    SINKS,
+    Behaviour,
+)
 from typer.testing import CliRunner, Result
 
 from integration.demo import __main__ as command_line
 from integration.demo import metrics_view
-from integration.demo.client import send_all
-from integration.demo.metrics_view import read_counts
-from integration.demo.prompts import TEXT_LENGTHS, Endpoint, demo_requests
+from integration.demo.arms import ARMS, write_rollout
+from integration.demo.client import Answer, ask_all
+from integration.demo.metrics_view import PolicyCounts, read_counts
+from integration.demo.questions import COPIED, LENGTHS, TEXTS, Question, demo_questions
+from integration.demo.report import ArmRun, DemoReport
 from integration.demo.run import DemoOptions
 from integration.demo.scrape import MetricsError, parse
 from integration.recipes import cpu_environment
 from integration.server import Server
-from integration.tiny_dsa.tokenizer import build_tokenizer
+from integration.tiny_dsa.training.evaluation import questions
+from integration.tiny_dsa.training.word_tokenizer import build_word_tokenizer
+from kvplugin.requests.rollout import read_rollout
 
-REQUESTS = len(TEXT_LENGTHS)
-BEYOND_BUDGET = sum(length > 64 for length in TEXT_LENGTHS)
 PHASES = 2
+ASKED = (
+    *(Question("recall", f"recall text {word}", (word,)) for word in ("one", "two", "three")),
+    Question("copy", "copy a b c", ("b", "c")),
+    Question("header", "header text one", ("one",)),
+)
+"""The stand-in answers with the last words of the prompt."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +62,9 @@ def run_command(stand_in: StandIn, behaviour: Behaviour, monkeypatch: pytest.Mon
     options = functools.partial(DemoOptions, command=stand_in.command(behaviour))
     monkeypatch.setattr(command_line, "DemoOptions", options)
     monkeypatch.setattr(command_line, "require_vllm", lambda: None)
-    monkeypatch.setattr(command_line, "tiny_model", lambda kind: stand_in.directory / kind)
-    monkeypatch.setattr(command_line, "Console", functools.partial(Console, width=120))
+    monkeypatch.setattr(command_line, "trained_model", lambda: stand_in.directory / "model")
+    monkeypatch.setattr(command_line, "Console", functools.partial(Console, width=80))
+    monkeypatch.setattr("integration.demo.run.demo_questions", lambda: ASKED)
     return CliRunner().invoke(command_line.app, list(arguments))
 
 
@@ -50,68 +73,111 @@ def test_json_report(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None
     assert result.exit_code == 0, result.output
     assert stand_in.left_behind() == []
     report = json.loads(result.stdout)
-    assert list(report["modes"]) == ["topology_sparse_merge", "observe"]
-    for counts in report["modes"].values():
-        seconds, rate = counts.pop("seconds"), counts.pop("tokens_per_second")
-        assert rate == pytest.approx(REQUESTS * TOKENS_PER_ANSWER / seconds, rel=0.05)
-        assert counts == {
-            "requests": REQUESTS,
-            "sent": REQUESTS,
-            "prompt_tokens": REQUESTS * 100,
-            "generated_tokens": REQUESTS * TOKENS_PER_ANSWER,
-            "rows_seen": REQUESTS * PHASES * ROWS_PER_REQUEST,
-            "rows_rewritten": REQUESTS * PHASES * (ROWS_PER_REQUEST - 1),
-            "learned_kept": REQUESTS * PHASES * KEPT,
-            "learned_evicted": REQUESTS * PHASES * EVICTED,
-            "structural_injected": REQUESTS * PHASES * INJECTED,
-            "sink_hits": REQUESTS * PHASES * SINK_HITS,
-            "sinks_possible": REQUESTS * PHASES * SINKS,
+    assert list(report["arms"]) == ["observe", "merge", "merge_input_order", "merge_oldest", "topology_only"]
+    rows = len(ASKED) * PHASES
+    for arm, facts in report["arms"].items():
+        right = {"recall": 0, "copy": 0, "header": 1} if arm == FORGETFUL else {"recall": 3, "copy": 1, "header": 1}
+        assert facts == {
+            "right": sum(right.values()),
+            "questions": len(ASKED),
+            "by_task": {
+                task: {"right": right[task], "total": total}
+                for task, total in (("recall", 3), ("copy", 1), ("header", 1))
+            },
+            "requests": len(ASKED),
+            "rows_seen": rows * ROWS_PER_REQUEST,
+            "rows_rewritten": rows * (ROWS_PER_REQUEST - 1),
+            "learned_kept": rows * KEPT,
+            "learned_evicted": rows * EVICTED,
+            "structural_injected": rows * INJECTED,
+            "sink_hits": rows * SINK_HITS,
+            "sinks_possible": rows * SINKS,
+            "local_hits": rows * LOCAL_HITS,
+            "locals_possible": rows * LOCALS,
             "sink_hit_rate": SINK_HITS / SINKS,
+            "local_hit_rate": LOCAL_HITS / LOCALS,
         }
-    assert (report["texts_that_differ"], report["texts_that_vary"]) == (BEYOND_BUDGET, 0)
+    assert (report["texts_that_vary"], report["top_k"]) == (0, 32)
     assert report["versions"] == {"kvplugin": "1.2.3", "vllm": "0.32.0"}
     assert report["problems"] == []
 
 
 def test_table(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_command(stand_in, Behaviour.SERVES, monkeypatch, "--keep-logs", str(stand_in.directory / "logs"))
+    folder = stand_in.directory / "logs"
+    result = run_command(stand_in, Behaviour.SERVES, monkeypatch, "--keep-logs", str(folder))
     assert result.exit_code == 0, result.output
-    rows = {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in table_rows(result.stdout)}
-    kept = f"{REQUESTS * PHASES * KEPT:,}"
-    assert rows["learned kept"] == [kept, kept]
-    assert rows["pre-merge sink hit rate"] == ["75.0%", "75.0%"]
-    assert rows["requests whose text differs"] == [f"{BEYOND_BUDGET} of {REQUESTS}", "-"]
+    rows = table_rows(result.stdout)
+    assert rows["arm"] == ["observe", "merge", "order", "oldest", "only"]
+    assert rows["questions right"] == ["5 of 5"] * 4 + ["1 of 5"]
+    assert rows["recall"] == ["3 of 3"] * 4 + ["0 of 3"]
+    assert rows["learned kept"] == [f"{len(ASKED) * PHASES * KEPT:,}"] * 5
+    assert rows["pre-merge sink hit rate"] == ["75.0%"] * 5
+    assert rows["pre-merge local hit rate"] == ["12.5%"] * 5
+    assert rows["share right"] == ["100%"] * 4 + ["20%"]
+    assert "Asked again, observe answered 0 of 5 differently." in " ".join(result.stdout.split())
     assert "starting" not in result.stdout, "progress belongs to stderr"
-    assert "topology_sparse_merge" in result.stderr
-    logs = {path.name for path in (stand_in.directory / "logs").iterdir()}
-    assert logs == {"topology_sparse_merge.log", "observe.log"}
+    assert "merge_oldest  5 questions" in result.stderr
+    assert {path.name for path in folder.iterdir()} == {"server.log", "rollout.json"}
+
+
+def test_counts_in_the_millions_fit_80_columns() -> None:
+    counts = PolicyCounts(99, *[9_999_999] * 9)
+    asked = ASKED * 9
+    answers = tuple(Answer(" ".join(question.right)) for question in asked)
+    report = DemoReport(asked, {arm: ArmRun(arm, answers, counts) for arm in ARMS}, answers, 32, {"vllm": "0.32.0"})
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(report.table())
+    rows = table_rows(captured.get())
+    assert rows["pre-merge local hit rate"] == ["100.0%"] * 5
+    assert rows["structural injected"] == ["9,999,999"] * 5
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "complaint"),
+    ("behaviour", "complaints"),
     [
-        (Behaviour.DIES, "demo failed: the server ended with exit code 1\nfirst error: kvplugin.errors.ConfigError"),
-        (Behaviour.DIES_ON_REQUEST, "demo failed: the server ended with exit code 7"),
-        (Behaviour.INACTIVE, "demo failed: the policy is inactive: self_test_failed; run 'kvplugin doctor'"),
-        (Behaviour.WITHOUT_PLUGIN, "demo failed: /metrics has no kvplugin_active: the server runs without kvplugin"),
-        (Behaviour.REWRITES_NOTHING, "problem: topology_sparse_merge: the policy rewrote no row"),
-        (Behaviour.REFUSES, 'problem: observe: request 11: HTTP 400: {"error": "refused"}'),
+        (Behaviour.DIES, ["demo failed: the server ended with exit code 1\nfirst error: kvplugin.errors.ConfigError"]),
+        (Behaviour.DIES_ON_REQUEST, ["demo failed: the server ended with exit code 7"]),
+        (Behaviour.INACTIVE, ["demo failed: the policy is inactive: self_test_failed; run 'kvplugin doctor'"]),
+        (Behaviour.WITHOUT_PLUGIN, ["demo failed: /metrics has no kvplugin_active: the server runs without kvplugin"]),
+        (Behaviour.REWRITES_NOTHING, ["problem: merge: the policy rewrote no row"]),
+        (Behaviour.ANSWERS_BADLY, ["problem: observe: 0 of 5 questions right; at least 90% are needed"]),
+        (
+            Behaviour.REFUSES,
+            [
+                'problem: merge: 5 of 5 requests failed; the first: HTTP 400: {"error": "refused"}',
+                "problem: observe, asked again: 5 of 5 requests failed",
+            ],
+        ),
+        (
+            Behaviour.IGNORES_ARMS,
+            [
+                "problem: topology_only: /metrics counts 0 of 5 requests",
+                "problem: merge_oldest: the policy saw no row",
+            ],
+        ),
     ],
 )
 def test_failures_are_told_and_leave_nothing(
-    behaviour: Behaviour, complaint: str, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    behaviour: Behaviour, complaints: list[str], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run_command(stand_in, behaviour, monkeypatch)
     assert result.exit_code == 1
-    assert complaint in result.stderr
+    assert [complaint for complaint in complaints if complaint not in result.stderr] == []
     assert stand_in.left_behind() == []
 
 
+def test_texts_that_vary_are_counted(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second request is answered wrongly, in a round of five other questions than in the next."""
+    result = run_command(stand_in, Behaviour.WAVERS, monkeypatch, "--json")
+    assert 0 < json.loads(result.stdout)["texts_that_vary"] <= len(ASKED)
+
+
 def test_ctrl_c_exits_with_130_and_leaves_nothing(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(url: str, requests: object) -> None:
+    def interrupted(url: str, arm: str, questions: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("integration.demo.run.send_all", interrupted)
+    monkeypatch.setattr("integration.demo.run.ask_all", interrupted)
     result = run_command(stand_in, Behaviour.SERVES, monkeypatch)
     assert (result.exit_code, result.stdout) == (130, "")
     assert stand_in.left_behind() == []
@@ -125,37 +191,56 @@ def test_refuses_a_log_directory_that_is_a_file(stand_in: StandIn, monkeypatch: 
     assert "--keep-logs" in result.stderr
 
 
-def test_requests_are_the_same_in_every_run_and_span_the_lengths() -> None:
-    requests = demo_requests()
-    assert requests == demo_requests()
-    assert len(requests) >= 8
-    assert {request.endpoint for request in requests} == set(Endpoint)
-    tokens = [len(build_tokenizer().encode(request.text).ids) for request in requests]
-    assert tokens == list(TEXT_LENGTHS)
-    assert (min(tokens), max(tokens) + 18) == (20, 1498)
+def test_questions_are_the_same_in_every_run_and_their_texts_are_the_tasks_tokens() -> None:
+    """The tokenizer makes of each prompt the very tokens of the task, and the right words are the ones that follow."""
+    asked = demo_questions()
+    assert asked == demo_questions()
+    assert len(asked) == len(LENGTHS) * sum(TEXTS.values())
+    tokenizer = build_word_tokenizer()
+    texts = [
+        (task, text)
+        for length in LENGTHS
+        for task, batch in ((task, questions(length)[task]) for task in TEXTS)
+        for text in batch.tokens[: TEXTS[task]].tolist()
+    ]
+    for question, (task, text) in zip(asked, texts, strict=True):
+        assert question.task == task
+        prompt = tokenizer.encode(question.prompt).ids
+        right = tokenizer.encode(" ".join(question.right), add_special_tokens=False).ids
+        assert prompt + right == text[: len(prompt) + len(right)]
+        assert len(right) == (COPIED if task == "copy" else 1)
+        assert task == "copy" or len(prompt) + 1 == len(text)
 
 
-def test_counts_are_summed_over_phases_engines_and_reasons() -> None:
+def test_the_rollout_is_valid_and_its_arms_are_told_apart(tmp_path: Path) -> None:
+    rollout = read_rollout(write_rollout(tmp_path / "rollout.json"))
+    assert list(rollout.arms) == list(ARMS)
+    assert all(one != other for one, other in pairwise(rollout.arms.values()))
+
+
+def test_counts_are_summed_over_phases_and_ways_to_an_arm() -> None:
     text = "\n".join(
         [
-            'vllm:request_success_total{engine="0",finished_reason="stop"} 2',
-            'vllm:request_success_total{engine="1",finished_reason="length"} 3',
-            "vllm:prompt_tokens_total 7",
-            "vllm:generation_tokens_total 8",
-            'kvplugin_policy_rows_total{arm="default",phase="prefill",outcome="seen"} 10',
-            'kvplugin_policy_rows_total{arm="default",phase="decode",outcome="seen"} 20',
-            'kvplugin_policy_rows_total{arm="default",phase="decode",outcome="rewritten"} 4',
+            'kvplugin_requests_total{arm="a",choice="explicit"} 2',
+            'kvplugin_requests_total{arm="a",choice="session"} 3',
+            'kvplugin_requests_total{arm="b",choice="explicit"} 100',
+            'kvplugin_policy_rows_total{arm="a",phase="prefill",outcome="seen"} 10',
+            'kvplugin_policy_rows_total{arm="a",phase="decode",outcome="seen"} 20',
+            'kvplugin_policy_rows_total{arm="b",phase="decode",outcome="seen"} 1000',
+            'kvplugin_policy_rows_total{arm="a",phase="decode",outcome="rewritten"} 4',
             *(
-                f'kvplugin_policy_tokens_total{{phase="decode",kind="{kind}"}} {value}'
-                for value, kind in enumerate(("kept", "evicted", "injected", "sink_hit", "sink_possible"))
+                f'kvplugin_policy_tokens_total{{arm="a",phase="decode",kind="{kind}"}} {value}'
+                for value, kind in enumerate(
+                    ("kept", "evicted", "injected", "sink_hit", "sink_possible", "local_hit", "local_possible")
+                )
             ),
             "",
         ]
     )
-    counts = read_counts(parse(text))
+    counts = read_counts(parse(text), "a")
     assert (counts.requests, counts.rows_seen, counts.rows_rewritten) == (5, 30, 4)
     assert (counts.learned_kept, counts.learned_evicted, counts.structural_injected) == (0, 1, 2)
-    assert counts.sink_hit_rate == 3 / 4
+    assert (counts.sink_hit_rate, counts.local_hit_rate) == (3 / 4, 5 / 6)
 
 
 def test_a_missing_series_is_named() -> None:
@@ -163,9 +248,9 @@ def test_a_missing_series_is_named() -> None:
         parse("").total("kvplugin_policy_rows_total", outcome="seen")
 
 
-def test_no_sinks_have_no_hit_rate() -> None:
-    nothing = metrics_view.PolicyCounts(*([0] * 10))
-    assert nothing.sink_hit_rate is None
+def test_no_structure_has_no_hit_rate() -> None:
+    nothing = PolicyCounts(*([0] * 10))
+    assert (nothing.sink_hit_rate, nothing.local_hit_rate) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -177,15 +262,13 @@ def test_the_server_is_reached_past_any_proxy(base: dict[str, str], expected: st
     assert environment["no_proxy"] == environment["NO_PROXY"] == expected
 
 
-def test_answers_follow_their_endpoint(stand_in: StandIn) -> None:
-    """Completions and chats come back in the order of the requests."""
-    requests = demo_requests()
+def test_answers_come_in_the_order_of_the_questions(stand_in: StandIn) -> None:
     with Server(stand_in.options(Behaviour.SERVES)) as server:
-        batch = send_all(server.url, requests)
-    assert [answer.text for answer in batch.answers] == [
-        f"{'none' if len(request.text) > 64 else ''} {request.text[:8]}" for request in requests
-    ]
+        answers = ask_all(server.url, "default", ASKED)
+    assert [answer.text for answer in answers] == [f" {' '.join(question.right)}" for question in ASKED]
 
 
-def table_rows(output: str) -> list[list[str]]:
-    return [line.strip("│┃ ").replace("┃", "│").split("│") for line in output.splitlines() if "│" in line]
+def table_rows(output: str) -> dict[str, list[str]]:
+    """Cells by their row's label; columns stand two spaces apart at least."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in output.splitlines()]
+    return {label: cells for label, *cells in rows}

@@ -31,9 +31,10 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_kernel_needs_local_memory() -> None:
+    """Every variant for Hopper, every kernel for the others; ``kvplugin bench kernels --static`` has all of them."""
     modules = kernel_modules()
     assert "kvplugin.remap.triton_ops" in modules
-    facts = kernel_facts(modules)
+    facts = kernel_facts(modules, [90], sampled_archs=[arch for arch in ARCHITECTURES if arch != 90])
     assert {entry.arch for entry in facts} == set(ARCHITECTURES)
     names = [(entry.variant, entry.arch) for entry in facts]
     assert len(set(names)) == len(names), "two variants have one name"
@@ -56,6 +57,8 @@ def test_facts_do_not_depend_on_how_the_work_is_shared() -> None:
     assert not any(entry.uses_local_memory for entry in alone)
     assert all(entry.registers and entry.instructions > 10 for entry in alone)
     assert kernel_facts(["small_kernels"], [80, 90], processes=2) == alone
+    sampled = kernel_facts(["small_kernels"], [90], sampled_archs=[80], processes=2)
+    assert [(entry.arch, entry.variant) for entry in sampled] == [*order[1::2], (80, "width 32")]
 
 
 @pytest.mark.usefixtures("own_kernels")

@@ -19,6 +19,7 @@ from kvplugin.metrics.definitions import (
     REMAP_INVALID,
     REMAP_PATHS,
     SAMPLED,
+    SIGNALS,
     InactiveReason,
 )
 from kvplugin.metrics.metric import Buffer, Metric, MetricType
@@ -26,7 +27,7 @@ from kvplugin.metrics.page import render_page
 from kvplugin.metrics.series import counter_series
 from kvplugin.topology.counters import BYPASS_REASONS, PHASE_ROWS, Counter
 
-BUFFERS = (EXACT, SAMPLED, PREFIX, REMAP_PATHS, REMAP_INVALID)
+BUFFERS = (EXACT, SAMPLED, PREFIX, SIGNALS, REMAP_PATHS, REMAP_INVALID)
 SERIES = counter_series(BUFFERS, DEFAULT_ARM)
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

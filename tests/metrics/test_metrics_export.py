@@ -136,7 +136,7 @@ def test_changes_are_told_with_their_buffer(registry: CollectorRegistry) -> None
     assert told == []
     paths[RemapPath.MEMO] += 3
     exporter.close()
-    assert told == [(REMAP_PATHS, [[0, 3, 0, 0]])]
+    assert told == [(REMAP_PATHS, [[[0, 3, 0, 0]]])]
 
 
 def test_exporters_add_up_and_keep_their_values_after_the_end(registry: CollectorRegistry) -> None:

@@ -90,7 +90,8 @@ SIXTEEN = ", ".join(f"a{i}: {{}}" for i in range(17))
                 "rollout.arms.a.sinks: unknown key; use mode, sink_tokens, sink_blocks, local_tokens, local_blocks, "
                 "witness_blocks, witness, coverage_segments, block_size, max_structural_fraction, eviction, fill, "
                 "coordinate_mismatch, check_duplicates, phases, limits; did you mean 'sink_tokens'?",
-                "rollout.share: unknown key; use enabled, arms, shares, key, default_arm; did you mean 'shares'?",
+                "rollout.share: unknown key; use enabled, arms, shares, key, default_arm, guard; "
+                "did you mean 'shares'?",
             ],
         ),
         ("arms: {}", ["rollout.arms: {} is not valid; dictionary should have at least 1 item after validation, not 0"]),

@@ -51,6 +51,14 @@ ROW = Row(
             Unit.SHARE,
         ),
         Panel(
+            "Fallen back",
+            "1 while the guard has taken an arm's policy away. kvplugin rollout show says why; the arm stays so until "
+            "it is re-armed.",
+            (Query(f"max by (arm) (kvplugin_guard_tripped{_WHERE})", "{{arm}}"),),
+            Unit.COUNT,
+            above=0.5,
+        ),
+        Panel(
             "Requests by what chose the arm",
             "Requests a second, by what decided their arm. Most should be sessions: without one, each request of a "
             "conversation draws anew.",

@@ -14,6 +14,16 @@ def _share(part: str, whole: str, metric: str = "kvplugin_policy_tokens_total", 
     return Query(f"{_tokens(part, metric)} / {_tokens(whole, metric)}", legend)
 
 
+def _signal(signal: str) -> Query:
+    """Mean of a signal over the rows that were looked at while they decoded."""
+    selector = f'{{signal="{signal}", phase="decode", arm=~"$arm", instance=~"$instance"}}'
+    total, count = (
+        f"sum by (arm) (rate(kvplugin_policy_signal_ratio_{part}{selector}[$__rate_interval]))"
+        for part in ("sum", "count")
+    )
+    return Query(f"{total} / {count}", "{{arm}}")
+
+
 _SAMPLED = "kvplugin_policy_sampled_tokens_total"
 _PREFIX = "kvplugin_policy_prefix_tokens_total"
 
@@ -48,6 +58,35 @@ ROW = Row(
             "together with a low hit rate, the indexer has become worse.",
             (_share("injected", "kept|injected|backfilled"),),
             Unit.SHARE,
+        ),
+        Panel(
+            "Overlap of consecutive steps",
+            "Mean share of tokens that the indexer selects in two consecutive steps of a request, of those it selects "
+            "in either. A fall without a change of traffic says that its scores have become noise.",
+            (_signal("step_overlap"),),
+            Unit.SHARE,
+        ),
+        Panel(
+            "Overlap of consecutive indexers",
+            "The same for an indexer and the one before it in the model, at the same step. One layer's indexer that "
+            "fails alone shows here first.",
+            (_signal("leader_overlap"),),
+            Unit.SHARE,
+        ),
+        Panel(
+            "Score evicted",
+            "Mean share of the learned tokens' positive scores that leaves for structure. It is what the policy costs, "
+            "by the indexer's own measure: near 0 with eviction lowest_score, large with any other.",
+            (_signal("evicted_share"),),
+            Unit.SHARE,
+        ),
+        Panel(
+            "Slots without a valid token",
+            "Mean share of the slots that could hold a token and do not. Anything above 0 says that the indexer's keys "
+            "are missing, or that its kernel returns garbage.",
+            (_signal("valid_deficit"),),
+            Unit.SHARE,
+            above=0.001,
         ),
         Panel(
             "Segments without a token",

@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend
 from kvplugin.config import Placement
 from kvplugin.vllm.capture_recorder import IndexerRows
 from kvplugin.vllm.cpu.index_cache import read_keys, write_keys
-from kvplugin.vllm.cpu.requests import arms_and_prefixes, prompt_lengths
+from kvplugin.vllm.cpu.requests import arms_and_prefixes, prompt_lengths, request_keys
 from kvplugin.vllm.cpu.scoring import score_rows, topk_rows
 from kvplugin.vllm.engine_state import EngineState, engine_state
 from kvplugin.vllm.rows import RowBuffers, Rows
@@ -91,11 +91,9 @@ class CpuIndexerMetadataBuilder(AttentionMetadataBuilder[CpuIndexerMetadata]):
         )
 
     def _rows(self, common: CommonAttentionMetadata, request: Tensor, phase: Tensor) -> Rows:
-        facts = arms_and_prefixes(common)
-        if facts is None:
-            return Rows(phase)
-        arms, prefixes = facts
-        return self._buffers.fill(phase, request, arms, prefixes if prefixes.any() else None)
+        arms, prefixes = arms_and_prefixes(common) or (None, None)
+        stable = prefixes if prefixes is not None and prefixes.any() else None
+        return self._buffers.fill(phase, request, request_keys(common), arms, stable)
 
 
 def _cut(starts: list[int], lengths: list[int]) -> list[tuple[RequestRows, ...]]:
@@ -146,14 +144,16 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         k_cache.get_attn_backend = lambda: CpuIndexerBackend
         self._engine: EngineState = engine_state(get_current_vllm_config())
         self._scores = torch.empty(0)
-        self._engine.attach(
+        self._leader = -1  # while the self-test is under way
+        self._leader = self._engine.attach(
             self.topk_indices_buffer.device,
             self.topk_tokens,
             self.select_rows,
             topk_rows,
-            # Every rank scores every row here: one rank's counters are the group's.
-            exports=get_tensor_model_parallel_rank() == 0,
         )
+        # Every rank scores every row here: one rank's counters are the group's.
+        if get_tensor_model_parallel_rank() == 0:
+            self._engine.export()
 
     def forward_cpu(self, hidden_states: Tensor, q_quant: Tensor, k: Tensor | None, weights: Tensor) -> Tensor:
         """Insert keys, score all visible tokens, and write the selection into the shared top-k buffer."""
@@ -215,7 +215,7 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         if hook is not None and hook.placement is Placement.BEFORE_TOPK:
             if learned is not None:
                 topk_rows(scores, row_lengths, learned)
-            hook.on_topk(scores, None, row_lengths, selection, facts)
+            hook.on_topk(scores, None, row_lengths, selection, facts, leader=self._leader)
             topk_rows(scores, row_lengths, selection)
             hook.on_selected(row_lengths, selection, facts)
             return
@@ -223,7 +223,7 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         if learned is not None:
             learned.copy_(selection)
         if hook is not None:
-            hook.on_topk(scores, None, row_lengths, selection, facts)
+            hook.on_topk(scores, None, row_lengths, selection, facts, leader=self._leader)
 
     def _score_buffer(self, rows: int, columns: int) -> Tensor:
         if self._scores.numel() < rows * columns:

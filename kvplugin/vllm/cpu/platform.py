@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 
 from kvplugin.vllm.backend_names import BACKEND_NAME, CPU_BACKEND_PATH, is_ours
-from kvplugin.vllm.cpu.startup import prepare_engine, report_unused, wants_sparse_mla
+from kvplugin.vllm.cpu.startup import prepare_engine
 from kvplugin.vllm.log import warn_once
 from kvplugin.vllm.rollout.startup import prepare_rollout
 from kvplugin.vllm.settings import wants_rollout
+from kvplugin.vllm.startup import report_unused, wants_sparse_mla
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

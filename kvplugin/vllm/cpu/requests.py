@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import weakref
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,13 +57,25 @@ def arms_and_prefixes(common: CommonAttentionMetadata) -> tuple[Tensor, Tensor] 
     facts = RunnerRequests.facts
     if facts is None:
         return None
-    # A batch that warms the engine up has rows and no requests.
-    requests = list(getattr(_input_batch(), "req_ids", ()))[: common.num_reqs]
+    requests = _request_ids(common)
     missing = common.num_reqs - len(requests)
     return (
         torch.tensor([*facts.slots(requests), *[0] * missing], dtype=torch.int32),
         torch.tensor([*facts.stable_prefixes(requests), *[0] * missing], dtype=torch.int32),
     )
+
+
+def request_keys(common: CommonAttentionMetadata) -> Tensor:
+    """A key of each request of the batch that it keeps as long as it runs, int32 ``[num_reqs]``; 0 = nobody knows."""
+    keys = np.zeros(common.num_reqs, dtype=np.int32)
+    requests = _request_ids(common)
+    keys[: len(requests)] = [crc32(name.encode()) >> 1 for name in requests]
+    return torch.from_numpy(keys)
+
+
+def _request_ids(common: CommonAttentionMetadata) -> list[str]:
+    """Of the batch; one that warms the engine up has rows and no requests."""
+    return list(getattr(_input_batch(), "req_ids", ()))[: common.num_reqs]
 
 
 def _input_batch() -> Any:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvplugin.metrics.definitions import ROLLOUT_ENABLED, ROLLOUT_GENERATION, ROLLOUT_METRICS, ROLLOUT_SHARE
+from kvplugin.metrics.definitions import (
+    GUARD_TRIPPED,
+    ROLLOUT_ENABLED,
+    ROLLOUT_GENERATION,
+    ROLLOUT_METRICS,
+    ROLLOUT_SHARE,
+)
 from kvplugin.metrics.host import HostMetrics
 from kvplugin.requests.epochs import ArmEpochs
 from kvplugin.requests.keys import ASSIGNED_ARM_KEY, STABLE_PREFIX_KEY
@@ -72,7 +78,7 @@ class EngineRollout:
         self._generation = found.generation
         rollout = found.rollout
         ended = self._epochs.advance(rollout)
-        step = StepRollout(found.generation, found.digest, rollout.enabled, self._slots.place(rollout))
+        step = StepRollout.of(found, self._slots)
         self.message = StepMessage(found.generation, step.encode())
         self._report(rollout)
         logger.info(
@@ -111,10 +117,11 @@ class EngineRollout:
     def _report(self, rollout: Rollout) -> None:
         self._metrics.set(ROLLOUT_GENERATION, (), self._generation)
         self._metrics.set(ROLLOUT_ENABLED, (), int(rollout.enabled))
-        gone = self._shown - rollout.arms.keys()
+        gone, tripped = self._shown - rollout.arms.keys(), self._watcher.current.override.guard or {}
         self._shown |= rollout.arms.keys()
         for arm in self._shown:
             self._metrics.set(ROLLOUT_SHARE, (arm,), 0.0 if arm in gone else rollout.share(arm))
+            self._metrics.set(GUARD_TRIPPED, (arm,), int(arm in tripped))
 
     def close(self) -> None:
         """Stop watching."""

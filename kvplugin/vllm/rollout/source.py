@@ -57,6 +57,9 @@ def watch_rollout(vllm_config: Any, process: Process, metrics: HostMetrics | Non
                 rollout, placement=config.placement, width=width, longest_list=next(iter(started_with), None)
             )
         )
+        if rollout.guard is not None and not (config.metrics.enabled and config.metrics.signals_every):
+            cure = f"set {ROOT_KEY}.metrics.enabled and {ROOT_KEY}.metrics.signals_every, or drop the guard"
+            problems.append(ConfigProblem("rollout.guard", "given where no signals are taken", cure))
         if problems:
             raise ConfigError(problems)
 

@@ -1,0 +1,1 @@
+"""The trained tiny model: its tasks, its recipe, and the forms in which it is written."""
