@@ -112,7 +112,8 @@ class RolloutWatcher:
         """
 
         def change(old: Override) -> Override:
-            new = override if override.guard is not None else override.model_copy(update={"guard": old.guard})
+            guard = (old if override.guard is None else override).guard or None
+            new = override.model_copy(update={"guard": guard})
             self._check(new.over(self._good_base))
             return new
 

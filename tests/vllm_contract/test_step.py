@@ -197,7 +197,6 @@ def test_piecewise_graphs_wait_for_the_stream(placement: str) -> None:
     tell_prompts(rig, batch)
     found = rig.step(batch, "PIECEWISE")
     assert_selected(found, expected(batch.rows, POLICY, rig.width).selections)
-    waits = LOG.index("side 0 waits for all of compute") if "side 0 waits for all of compute" in LOG else -1
-    waits = waits if waits >= 0 else next(n for n, what in enumerate(LOG) if what.endswith("waits for all of compute"))
+    waits = next(number for number, what in enumerate(LOG) if what.endswith("waits for all of compute"))
     assert LOG.index("policy") < waits < LOG.index("conversion"), LOG
     assert not [what for what in LOG if what.endswith("records selection ready")], LOG

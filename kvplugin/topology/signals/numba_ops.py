@@ -50,7 +50,7 @@ _STRUCTURAL = 2**62
 """Key of a token that cannot leave: above all others."""
 
 _NO_TOKENS, _NO_TAGS = np.empty((0, 0, 0), np.int32), np.empty((0, 0, 2), np.int32)
-_NO_SCORES, _INT32 = np.empty(0, np.float32), np.dtype(np.int32)
+_NO_SCORES, _NO_REQUESTS, _INT32 = np.empty(0, np.float32), np.empty(0, np.int32), np.dtype(np.int32)
 
 
 class SignalBatch(NamedTuple):
@@ -93,7 +93,7 @@ class Structure(NamedTuple):
 
 def observe_into(call: SignalCall) -> None:
     """Add to ``call.counters`` and change the memory; see :func:`kvplugin.topology.signals.op.observe_signals`."""
-    if not call.enabled.item():
+    if not any_sampled(*_flat(call), call.every) or not call.enabled.item():
         return
     rows, width = call.learned.shape
     room = workspace()
@@ -114,6 +114,11 @@ def observe_into(call: SignalCall) -> None:
     )
     scratch = Scratch(lane.tokens, lane.incoming, lane.table, lane.owner, lane.epoch)
     observe_rows(tuple(batch), width, tuple(scratch))
+
+
+def _flat(call: SignalCall) -> tuple[IntArray, NDArray[np.int32]]:
+    requests = _NO_REQUESTS if call.row_request is None else np.ascontiguousarray(call.row_request.numpy())
+    return np.ascontiguousarray(call.row_lengths.numpy()), requests
 
 
 def narrowed(learned: Tensor) -> Tensor:
@@ -139,14 +144,29 @@ def hash32(value: int) -> int:
 
 
 @kernel
+def is_drawn(length: int, request: int, every: int) -> bool:
+    """Whether a row is in the sample: bursts of 8 lengths, so that steps can be compared."""
+    burst = (length >> 3) * 0x9E3779B1 & _LOW_32_BITS
+    return length > 0 and hash32(burst ^ int(request) & _LOW_32_BITS) % every == 0
+
+
+@entry
+def any_sampled(lengths: IntArray, requests: NDArray[np.int32], every: int) -> bool:
+    """Whether some row is in the sample. Most decode steps have none, and to pass a whole call costs ten times this."""
+    for row in range(lengths.size):
+        if is_drawn(lengths[row], requests[row] if requests.size > 0 else 0, every):
+            return True
+    return False
+
+
+@kernel
 def is_sampled(row: int, batch: SignalBatch) -> bool:
-    """Whether a row is observed: bursts of 8 lengths, so that steps can be compared."""
+    """Whether a row is observed."""
     facts, arm = batch.facts[row], batch.arms[row]
     length = facts.length
-    if not facts.live or length <= 0 or arm < 0 or arm >= batch.policies.shape[0]:
+    if not facts.live or arm < 0 or arm >= batch.policies.shape[0]:
         return False
-    burst = (length >> 3) * 0x9E3779B1 & _LOW_32_BITS
-    if hash32(burst ^ (np.int64(batch.requests[row]) & _LOW_32_BITS)) % batch.every != 0:
+    if not is_drawn(length, batch.requests[row], batch.every):
         return False
     policy = batch.policies[arm]
     acts = policy[_ACTS_IN_PREFILL] if facts.phase == 0 else policy[_ACTS_IN_DECODE]
