@@ -153,7 +153,7 @@ def is_drawn(length: int, request: int, every: int) -> bool:
 @entry
 def any_sampled(lengths: IntArray, requests: NDArray[np.int32], every: int) -> bool:
     """Whether some row is in the sample. Most decode steps have none, and to pass a whole call costs ten times this."""
-    for row in range(lengths.size):
+    for row in range(lengths.size):  # noqa: SIM110 - numba compiles no generators here
         if is_drawn(lengths[row], requests[row] if requests.size > 0 else 0, every):
             return True
     return False
