@@ -130,7 +130,7 @@ def engine(
     steps: int = typer.Option(100, min=7, help="Decode steps of each contestant."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Time decode steps of one real engine: the policy off, on, and on while it is exported, by turns.
+    """Time decode steps of one real engine: the policy off, on, exported, and with signals, by turns.
 
     Examples:  kvplugin bench engine  |  kvplugin bench engine --requests 16 --context 2048 --json
     """
@@ -139,10 +139,11 @@ def engine(
     # Only the report belongs on standard output.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from kvplugin.vllm.bench_engine import EXPORTED, OFF, ON, EngineBench, run
+    from kvplugin.vllm.bench_engine import EXPORTED, OFF, ON, SIGNALS, EngineBench, run
 
     bench = EngineBench(model, requests, context, index_topk, steps)
-    report = BenchReport.of("decode step, one engine", run(bench), [(ON, OFF), (EXPORTED, ON)], _engine_shape(bench))
+    compared = [(ON, OFF), (EXPORTED, ON), (SIGNALS, ON)]
+    report = BenchReport.of("decode step, one engine", run(bench), compared, _engine_shape(bench))
     typer.echo(render(report, json=as_json))
 
 

@@ -1,4 +1,4 @@
-"""``kvplugin bench engine``: decode steps of one engine, the hook off, on, and on while it is exported."""
+"""``kvplugin bench engine``: decode steps of one engine, the hook off, on, exported, and looking for signals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplugin.config import ROOT_KEY, Mode, PolicyConfig
+from kvplugin.config import ROOT_KEY, MetricsConfig, Mode, PolicyConfig
 from kvplugin.errors import ArgumentError, EngineMismatch
 from kvplugin.metrics.definitions import EXACT, REMAP_INVALID, REMAP_PATHS, SAMPLED
 from kvplugin.metrics.export import CounterExporter
@@ -25,9 +25,10 @@ BYTES_PER_TOKEN = 24 << 10
 LEAST_PREFILL_TOKENS = 512
 """A step prefills at least this many tokens, so this bounds the steps until the last request decodes."""
 POLICY = PolicyConfig(mode=Mode.SPARSE_MERGE)
-OFF, ON, EXPORTED = CONTESTANTS = ("off", "on", "exported")
-"""The hook off; on; on while another thread publishes the counters. It does so at each step here, not four times a
-second as in service, so what it adds here is more than what it adds there."""
+OFF, ON, EXPORTED, SIGNALS = CONTESTANTS = ("off", "on", "exported", "signals")
+"""The hook off; on; on while another thread publishes the counters; on with the default rate of signals. Counters are
+published at each step here, not four times a second as in service: what that adds here is more than what it adds there.
+"""
 
 # The shape of a small GLM-5.2: enough layers for two index groups with followers. Weights are drawn at load time.
 MODEL_CONFIG: dict[str, Any] = {
@@ -162,6 +163,7 @@ def _measure(engine: Any, bench: EngineBench) -> dict[str, list[float]]:
         for step in range(bench.decode_steps):
             name = CONTESTANTS[step % len(CONTESTANTS)]
             state.hook = None if name == OFF else hook
+            hook.signals_every = MetricsConfig().signals_every if name == SIGNALS else 0
             start = time.perf_counter()
             published = publisher.submit(exporter.publish) if name == EXPORTED else None
             engine.step()

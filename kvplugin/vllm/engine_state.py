@@ -162,7 +162,7 @@ class EngineState:
                 device,
                 topk,
                 signals_every=metrics.signals_every if metrics.enabled else 0,
-                leaders=self._vllm_config.model_config.hf_text_config.num_hidden_layers,
+                leaders=self._vllm_config.model_config.hf_text_config.num_hidden_layers if metrics.signals_every else 0,
             )
             rows = run_self_test(self.hook, select_rows, topk)
         except KvpluginError as error:

@@ -49,6 +49,7 @@ class PolicyHook:
         sampled: the same from the sampled rows of ``before_topk``, where the exact counters stay 0.
         prefix_counters: int64 ``[arms, 2, len(PrefixCounter)]``, of modes that count stable prefixes.
         signals: int64 ``[arms, 2, len(SignalColumn)]``, histograms of the indexer's health from sampled rows.
+        signals_every: one row of so many is looked at for them; 0 = none.
 
     Raises:
         ArgumentError: a policy's structure does not fit the width.
@@ -74,8 +75,8 @@ class PolicyHook:
         self.counters, self.sampled = new_counters(device, arms), new_counters(device, arms)
         self.prefix_counters = new_prefix_counters(device, arms)
         self.signals = new_signal_counters(device, arms)
-        self._signals_every = signals_every
-        self._memory = SignalMemory(leaders, REMEMBERED_REQUESTS, width, device) if signals_every and leaders else None
+        self.signals_every = signals_every
+        self._memory = SignalMemory(leaders, REMEMBERED_REQUESTS, width, device) if leaders else None
         self._uncounted = new_counters(device, arms)
         self._counting = torch.zeros(arms, dtype=torch.int32, device=device)
         self._topk = topk
@@ -135,7 +136,7 @@ class PolicyHook:
             self._lift(scores, score_start, row_lengths, selection.shape[1], rows, NO_CONTEXT_PARALLEL)
             return
         if counted:
-            self._look(self._signals_every, scores, score_start, row_lengths, selection, rows, leader)
+            self._look(self.signals_every, scores, score_start, row_lengths, selection, rows, leader)
         counters = self.counters if counted else self._uncounted
         self._apply(self._table, selection, row_lengths, scores, score_start, rows, counters)
         if counted:
@@ -292,7 +293,7 @@ class PolicyHook:
         part, lengths, facts = scores[chosen], row_lengths[chosen], rows.at(chosen)
         self._topk(part, lengths, learned)
         # Each of these few rows gives its signals; two of one request are hardly ever a step apart.
-        self._look(min(1, self._signals_every), part, None, lengths, learned, facts, -1)
+        self._look(min(1, self.signals_every), part, None, lengths, learned, facts, -1)
         self._apply(self._observed, learned, lengths, part, None, facts, self.sampled)
 
 

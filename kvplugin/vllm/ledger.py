@@ -709,7 +709,7 @@ POINTS = (
         "kvplugin.vllm.gpu.wrap_indexer_metadata",
         "vLLM has a hook at its top-k stage",
         Build.GPU,
-        "0.31",
+        "0.32",
     ),
     Point(
         "vllm.forward_context:ForwardContext.attn_metadata",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -26,9 +27,13 @@ def test_two_ranks_deal_out_prefill_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each selects its own rows; what both count together is what one rank alone would count."""
     from vllm.v1.attention.backends.mla import indexer
 
-    if not hasattr(indexer, "MIN_TP_SHARD_ROWS_PER_RANK"):
-        pytest.skip("vLLM deals out no prefill rows before 0.31")
-    monkeypatch.setattr(indexer, "MIN_TP_SHARD_ROWS_PER_RANK", 4)
+    if not hasattr(indexer, "balanced_prefill_row_shard"):
+        pytest.skip("vLLM deals out no prefill rows before 0.32")
+    # Few rows are enough here: a constant in 0.32, the fifth argument from 0.33 on.
+    monkeypatch.setattr(indexer, "MIN_TP_SHARD_ROWS_PER_RANK", 4, raising=False)
+    deal = indexer.balanced_prefill_row_shard
+    fewest = (8,) if "min_rows" in signature(deal).parameters else ()
+    monkeypatch.setattr(indexer, "balanced_prefill_row_shard", lambda *given, **_: deal(*given[:4], *fewest))
     rows = MIXED.rows
     wanted = expected(rows, POLICY, 128)
     sent: list[Tensor] = []

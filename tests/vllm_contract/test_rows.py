@@ -156,7 +156,7 @@ def test_micro_batches_have_their_own_rows() -> None:
     """vLLM's own way of cutting a batch; each part has its builder, and its context."""
     from vllm.v1.worker.ubatch_utils import UBatchSlice, split_attn_metadata
 
-    batch = Batch((*DECODE, Request(4, 260, prompt=261)))
+    batch = Batch((*DECODE, Request(4, 260, prompt=100)))
     rig = Rig()
     tell_prompts(rig, batch, RunnerV1)
     with rig.current():
@@ -180,12 +180,14 @@ def test_a_later_step_of_a_draft_has_one_row_for_each_request() -> None:
     rig = Rig(drafts=1)
     if wrap_indexer_metadata.original_update is None:
         pytest.skip("vLLM builds anew for each step of a draft before 0.32")
-    first = Batch(tuple(Request(r.key, r.length + 1, prompt=r.prompt) for r in DECODE))
+    # The last request's prompt ends between the two steps.
+    drafted = (*DECODE[:2], Request(3, 700, prompt=701))
+    first = Batch(tuple(Request(r.key, r.length + 1, prompt=r.prompt) for r in drafted))
     tell_prompts(rig, first)
     common = first.common()
     with rig.current():
         metadata = rig.build(common)
-        later = Batch(tuple(Request(r.key, r.length + 2, prompt=r.prompt) for r in DECODE))
+        later = Batch(tuple(Request(r.key, r.length + 2, prompt=r.prompt) for r in drafted))
         common.seq_lens.copy_(later.common().seq_lens)
         rig.indexer_builder.update_draft_decode_metadata(metadata[rig.indexers[0]])
         with rig.forward(metadata):
