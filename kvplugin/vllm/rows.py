@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
+
+
+@lru_cache(maxsize=1 << 16)
+def request_key(name: str) -> int:
+    """A key of a request, from 0 to 2**31 - 1, the same in every process."""
+    return crc32(name.encode()) >> 1
 
 
 class Rows(NamedTuple):

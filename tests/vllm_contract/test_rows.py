@@ -24,16 +24,16 @@ DECODE = (Request(1, 300, prompt=200), Request(2, 90, prompt=95), Request(3, 700
 
 def plain_rows(
     requests: list[tuple[int, int, int, int, int]], slots: int, capacity: int
-) -> list[tuple[bool, int, int, int, int]]:
-    """Live, phase, arm, prefix and length of each row; requests are (queries, length, prompt, arm, prefix)."""
+) -> list[tuple[bool, int, int, int, int, int]]:
+    """Live, phase, arm, prefix, key and length of each row; requests are (queries, length, prompt, arm, prefix)."""
     rows = []
-    for queries, length, prompt, arm, prefix in requests:
+    for key, (queries, length, prompt, arm, prefix) in enumerate(requests, 7):
         for query in range(slots or queries):
             live = query < queries and length > 0
             position = length - queries + query
             visible = max(0, length - slots + query + 1) if slots else position + 1
-            rows.append((live, int(position >= prompt), arm, prefix, visible if live else 0))
-    return rows + [(False, 0, 0, 0, 0)] * (capacity - len(rows))
+            rows.append((live, int(position >= prompt), arm, prefix, key, visible if live else 0))
+    return rows + [(False, 0, 0, 0, 0, 0)] * (capacity - len(rows))
 
 
 @st.composite
@@ -57,7 +57,7 @@ def test_filled_rows_match_plain_ones(
     slots = max(1, *(queries for queries, *_ in requests)) if padded or one_each else 0
     memory = RequestMemory(CAPACITY, CPU)
     prompts, arms, prefixes = (np.array([request[number] for request in requests]) for number in (2, 3, 4))
-    memory.renew(prompts, arms, prefixes)
+    memory.renew(prompts, arms, prefixes, np.arange(7, 7 + len(requests)))
     buffers = RowBuffers(CAPACITY, CPU, prefixes=True)
     lengths = torch.tensor([request[1] for request in requests], dtype=torch.int32)
     if one_each:
@@ -67,13 +67,14 @@ def test_filled_rows_match_plain_ones(
         buffers.fill(starts, lengths, memory.columns, slots=slots)
     facts, visible = buffers.first(CAPACITY)
     found = zip(
-        *(column.tolist() for column in (facts.live, facts.phase, facts.arm, facts.prefix, visible)), strict=True
+        *(column.tolist() for column in (facts.live, facts.phase, facts.arm, facts.prefix, facts.request, visible)),
+        strict=True,
     )
     for number, (have, want) in enumerate(zip(found, plain_rows(requests, slots, CAPACITY), strict=True)):
         if want[0]:
-            assert have == want, f"row {number}: (live, phase, arm, prefix, length) {have}, expected {want}"
+            assert have == want, f"row {number}: (live, phase, arm, prefix, key, length) {have}, expected {want}"
         else:
-            assert (have[0], have[4]) == (False, 0), f"row {number}: live {have[0]}, length {have[4]}; it only pads"
+            assert (have[0], have[5]) == (False, 0), f"row {number}: live {have[0]}, length {have[5]}; it only pads"
 
 
 @pytest.mark.parametrize("runner", [RunnerV1, RunnerV2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from kvplugin.vllm.log import warn_once
 from kvplugin.vllm.rollout.batch_requests import BatchRequests
+from kvplugin.vllm.rows import request_key
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -69,7 +69,7 @@ def request_keys(common: CommonAttentionMetadata) -> Tensor:
     """A key of each request of the batch that it keeps as long as it runs, int32 ``[num_reqs]``; 0 = nobody knows."""
     keys = np.zeros(common.num_reqs, dtype=np.int32)
     requests = _request_ids(common)
-    keys[: len(requests)] = [crc32(name.encode()) >> 1 for name in requests]
+    keys[: len(requests)] = [request_key(name) for name in requests]
     return torch.from_numpy(keys)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.models.utils import extract_layer_index
 
 from kvplugin.config import Placement
 from kvplugin.metrics.definitions import InactiveReason
@@ -83,6 +84,10 @@ class GpuEngine:
         """The shared top-k buffer of the target's layers."""
         buffers: Iterator[Tensor] = (impl.topk_indices_buffer for impl in self._impls)
         return next(buffer for buffer in buffers if buffer is not None)
+
+    def is_target(self, layer: str) -> bool:
+        """Whether a layer is one of the target's: those of drafts come after them."""
+        return bool(extract_layer_index(layer) < self._config.model_config.hf_text_config.num_hidden_layers)
 
     @property
     def gathers_prefill(self) -> bool:

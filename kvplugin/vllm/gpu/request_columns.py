@@ -1,4 +1,4 @@
-"""What is known of a batch's requests, in device memory: prompt length, arm and stable prefix of each."""
+"""What is known of a batch's requests, in device memory: prompt length, arm, stable prefix and key of each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class RequestColumns(NamedTuple):
     prompts: Tensor
     arms: Tensor
     prefixes: Tensor
+    keys: Tensor
 
     def after(self, first: int) -> RequestColumns:
         """The columns of a micro-batch that begins at request ``first``."""
@@ -30,13 +31,13 @@ class RequestMemory:
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self._device = torch.zeros(3, capacity, dtype=torch.int32, device=device)
-        self._known = np.zeros((3, 0), dtype=np.int32)
+        self._device = torch.zeros(4, capacity, dtype=torch.int32, device=device)
+        self._known = np.zeros((4, 0), dtype=np.int32)
         self.columns = RequestColumns(*self._device)
 
-    def renew(self, prompts: np.ndarray, arms: np.ndarray, prefixes: np.ndarray) -> None:
+    def renew(self, prompts: np.ndarray, arms: np.ndarray, prefixes: np.ndarray, keys: np.ndarray) -> None:
         """Put other requests in place, on the current stream; does nothing for those that are there already."""
-        found = np.stack((prompts, arms, prefixes)).astype(np.int32, copy=False)
+        found = np.stack((prompts, arms, prefixes, keys)).astype(np.int32, copy=False)
         if np.array_equal(found, self._known):
             return
         self._known = found

@@ -10,6 +10,7 @@ import numpy as np
 from kvplugin.vllm.gpu.request_columns import RequestColumns, RequestMemory
 from kvplugin.vllm.log import warn_once
 from kvplugin.vllm.rollout.batch_requests import BatchRequests
+from kvplugin.vllm.rows import request_key
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -35,7 +36,7 @@ class NoSource:
         if prefilling is not None:
             prompts = np.where(prefilling[: common.num_reqs].numpy(), NEVER, 0)
             nothing = np.zeros_like(prompts)
-            memory.renew(prompts, nothing, nothing)
+            memory.renew(prompts, nothing, nothing, nothing)
         return memory.columns
 
 
@@ -63,22 +64,26 @@ class RunnerRequests:
         """Model runner V2: a batch's rows name slots, and drafts go through the target's requests in the same order."""
         if slots is not None:
             names = states.index_to_req_id
-            self._put(memory, states.prompt_len.np[slots], lambda: [names.get(slot, "") for slot in slots.tolist()])
+            self._put(
+                memory, states.prompt_len.np[slots], slots, lambda: [names.get(slot, "") for slot in slots.tolist()]
+            )
         return memory.columns
 
     def _renew_from_batch(self, batch: Any, common: CommonAttentionMetadata, memory: RequestMemory) -> RequestColumns:
         """Model runner V1: rows are those of the persistent batch, which a micro-batch sees a part of."""
         count = batch.num_reqs
-        self._put(memory, batch.num_prompt_tokens[:count], lambda: batch.req_ids[:count])
+        keys = np.fromiter(map(request_key, batch.req_ids[:count]), np.int32, count)
+        self._put(memory, batch.num_prompt_tokens[:count], keys, lambda: batch.req_ids[:count])
         table = common.block_table_tensor
         # The one view of a batch that vLLM only ever slices: where it begins is where the micro-batch begins.
         return memory.columns.after(table.storage_offset() // table.stride(0))
 
-    def _put(self, memory: RequestMemory, prompts: np.ndarray, names: Any) -> None:
+    def _put(self, memory: RequestMemory, prompts: np.ndarray, keys: np.ndarray, names: Any) -> None:
         if self._facts is None:
             nothing = np.zeros(len(prompts), dtype=np.int32)
-            memory.renew(prompts, nothing, nothing)
+            memory.renew(prompts, nothing, nothing, keys)
             return
         requests = names()
         arms = np.array(self._facts.slots(requests), dtype=np.int32)
-        memory.renew(prompts, arms, np.array(self._facts.stable_prefixes(requests), dtype=np.int32))
+        prefixes = np.array(self._facts.stable_prefixes(requests), dtype=np.int32)
+        memory.renew(prompts, arms, prefixes, keys)

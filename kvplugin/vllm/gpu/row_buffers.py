@@ -17,7 +17,7 @@ class BatchRows(NamedTuple):
     """Rows of one layout.
 
     Attributes:
-        facts: live, phase, arm and prefix of each row; views of memory that the next step renews.
+        facts: live, phase, arm, prefix and request of each row; views of memory that the next step renews.
         lengths: int32 ``[T]``, KV tokens that vLLM lets each row see, on all context-parallel ranks together.
     """
 
@@ -43,6 +43,7 @@ class RowBuffers:
         self._phase = torch.ones(capacity, dtype=torch.int8, device=device)
         self._arm = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._prefix = torch.zeros(capacity, dtype=torch.int32, device=device)
+        self._request = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._length = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._prefixes = prefixes
 
@@ -77,6 +78,7 @@ class RowBuffers:
             self._phase,
             self._arm,
             self._prefix,
+            self._request,
             self._length,
             ONE_EACH=one_each,
             BLOCK=ROWS_PER_PROGRAM,
@@ -85,5 +87,5 @@ class RowBuffers:
     def first(self, count: int) -> BatchRows:
         """The first rows, as views."""
         prefix = self._prefix[:count] if self._prefixes else None
-        facts = Rows(phase=self._phase[:count], arm=self._arm[:count], prefix=prefix, live=self._live[:count])
+        facts = Rows(self._phase[:count], self._arm[:count], prefix, self._live[:count], self._request[:count])
         return BatchRows(facts, self._length[:count])

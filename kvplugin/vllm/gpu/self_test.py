@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 from torch import Tensor
@@ -27,7 +28,16 @@ def attach_hook(engine: GpuEngine, vllm_config: Any) -> None:
     def select_rows(scores: Tensor, row_lengths: Tensor, selection: Tensor, facts: Rows) -> None:
         rows = BatchRows(facts, row_lengths)
         # The test goes by what is counted, and every rank makes it for itself.
-        step = GpuStep(engine, rows, None, sharded=False, speaks=True, ranks=NO_CONTEXT_PARALLEL, gathers_prefill=False)
+        step = GpuStep(
+            engine,
+            rows,
+            None,
+            sharded=False,
+            speaks=True,
+            ranks=NO_CONTEXT_PARALLEL,
+            gathers_prefill=False,
+            leaders=repeat(-1),
+        )
         view = buffer[: len(selection), :width]
         view.fill_(-1)
         with forced_step(step):

@@ -32,6 +32,7 @@ class GpuStep(NamedTuple):
         speaks: this rank's counters stand for the rows that its tensor-parallel group computes alike.
         ranks: how the KV cache is dealt out over decode-context-parallel ranks.
         gathers_prefill: prefill rows see all tokens at once: with prefill context parallelism vLLM gathers their keys.
+        leaders: ordinals of the indexers, in the order in which they select decode rows, over and over; -1 in drafts.
     """
 
     engine: GpuEngine
@@ -41,6 +42,7 @@ class GpuStep(NamedTuple):
     speaks: bool
     ranks: ContextParallel
     gathers_prefill: bool
+    leaders: Iterator[int]
 
 
 def attach_step(metadata: Any, leader: str, step: GpuStep) -> None:

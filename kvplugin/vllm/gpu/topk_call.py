@@ -25,6 +25,7 @@ class TopkCall(NamedTuple):
         score_start: int32 ``[T]``, column of each row's token 0; None = 0.
         ranks: how the scores of a row are dealt out over ranks; None where this rank has all of them.
         counted: this rank's counters are to hold these rows.
+        leader: ordinal of the indexer, where it is known.
     """
 
     hook: PolicyHook
@@ -35,6 +36,7 @@ class TopkCall(NamedTuple):
     rows: BatchRows
     ranks: ContextParallel | None
     counted: bool
+    leader: int = -1
 
     def around(self, topk: Callable[[], T]) -> T:
         """Run the engine's top-k with the policy before or after it, on the current stream."""
@@ -53,7 +55,13 @@ class TopkCall(NamedTuple):
 
     def _on_topk(self) -> None:
         self.hook.on_topk(
-            self.scores, self.score_start, self.row_lengths, self.selection, self.rows.facts, counted=self.counted
+            self.scores,
+            self.score_start,
+            self.row_lengths,
+            self.selection,
+            self.rows.facts,
+            counted=self.counted,
+            leader=self.leader,
         )
 
 
@@ -93,6 +101,7 @@ def decode_call(step: GpuStep, scores: Tensor, lengths: Tensor, queries: int, se
         rows,
         step.ranks if step.ranks.size > 1 else None,
         counted=step.speaks,
+        leader=next(step.leaders),
     )
 
 

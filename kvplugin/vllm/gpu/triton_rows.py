@@ -15,6 +15,7 @@ def fill_rows_kernel(
     prompts,
     arms,
     prefixes,
+    keys,
     requests,
     slots,
     search_steps,
@@ -23,6 +24,7 @@ def fill_rows_kernel(
     phase_out,
     arm_out,
     prefix_out,
+    request_out,
     length_out,
     ONE_EACH: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -63,6 +65,7 @@ def fill_rows_kernel(
     tl.store(phase_out + row, (position >= prompt).to(tl.int8), mask=inside)
     tl.store(arm_out + row, tl.load(arms + request, mask=known, other=0), mask=inside)
     tl.store(prefix_out + row, tl.load(prefixes + request, mask=known, other=0), mask=inside)
+    tl.store(request_out + row, tl.load(keys + request, mask=known, other=0), mask=inside)
     # The padded layout counts back from the most queries that a request has, whatever this one has.
     visible = tl.where(slots > 0, tl.maximum(length - slots + query + 1, 0), position + 1)
     tl.store(length_out + row, tl.where(live, visible, 0), mask=inside)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import wraps
+from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadataBuilder
@@ -29,6 +31,7 @@ class _BuilderState(NamedTuple):
     ranks: ContextParallel
     side_by_side: RowBuffers
     padded: RowBuffers
+    leaders: Sequence[int]
 
 
 @wraps(original_build)
@@ -70,6 +73,7 @@ def _state(builder: Any) -> _BuilderState | None:
             engine.context_ranks(),
             RowBuffers(rows, device, prefixes=arms),
             RowBuffers(rows, device, prefixes=arms),
+            range(len(builder.layer_names)) if engine.is_target(builder.layer_names[0]) else [-1],
         )
         setattr(builder, STATE, found)
     return found
@@ -88,6 +92,7 @@ def _describe(builder: Any, state: _BuilderState, metadata: Any, common: CommonA
         speaks=state.engine.speaks,
         ranks=state.ranks,
         gathers_prefill=state.engine.gathers_prefill,
+        leaders=cycle(state.leaders),
     )
 
 
