@@ -101,10 +101,10 @@ def require_triton() -> None:
 
 
 def kernel_modules() -> tuple[str, ...]:
-    """Names of the modules with GPU kernels: the ``triton_ops`` of each op folder, which exports ``variants()``."""
+    """Names of the modules with GPU kernels that engines launch: those named after Triton that export ``variants()``."""
     package = Path(__file__).parents[1]
-    paths = (path.relative_to(package.parent) for path in package.rglob("triton_ops.py"))
-    return tuple(sorted(".".join(path.with_suffix("").parts) for path in paths))
+    paths = [path for path in package.rglob("triton_*.py") if "\ndef variants(" in path.read_text(encoding="utf-8")]
+    return tuple(sorted(".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths))
 
 
 def kernel_facts(

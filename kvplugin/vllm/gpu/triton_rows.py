@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvplugin.kernels.variant import KernelVariant
+
 ROWS_PER_PROGRAM = 128
 
 
@@ -69,3 +71,15 @@ def fill_rows_kernel(
     # The padded layout counts back from the most queries that a request has, whatever this one has.
     visible = tl.where(slots > 0, tl.maximum(length - slots + query + 1, 0), position + 1)
     tl.store(length_out + row, tl.where(live, visible, 0), mask=inside)
+
+
+def variants() -> list[KernelVariant]:
+    """Both ways in which an engine fills its rows."""
+    numbers = dict.fromkeys(("requests", "slots", "search_steps", "capacity"), "i32")
+    columns = ("query_start", "lengths", "prompts", "arms", "prefixes", "keys")
+    filled = ("arm_out", "prefix_out", "request_out", "length_out")
+    signature = {**dict.fromkeys((*columns, *filled), "*i32"), "live_out": "*i1", "phase_out": "*i8", **numbers}
+    return [
+        KernelVariant(name, fill_rows_kernel, signature, {"ONE_EACH": one_each, "BLOCK": ROWS_PER_PROGRAM}, num_warps=4)
+        for name, one_each in (("rows", False), ("rows_one_each", True))
+    ]
