@@ -101,7 +101,7 @@ def require_triton() -> None:
 
 
 def kernel_modules() -> tuple[str, ...]:
-    """Names of the modules with GPU kernels that engines launch: those named after Triton that export ``variants()``."""
+    """Names of the modules with GPU kernels: those named after Triton that export ``variants()``."""
     package = Path(__file__).parents[1]
     paths = [path for path in package.rglob("triton_*.py") if "\ndef variants(" in path.read_text(encoding="utf-8")]
     return tuple(sorted(".".join(path.relative_to(package.parent).with_suffix("").parts) for path in paths))
