@@ -159,17 +159,22 @@ def test_requests_come_and_go() -> None:
 def test_row_buffers_stay_where_they_are_and_forget_the_last_batch() -> None:
     buffers = RowBuffers(8, "cpu")
     first = buffers.fill(
-        torch.tensor([0, 0, 1], dtype=torch.int8), torch.tensor([0, 0, 1]), torch.tensor([3, 5]).int(),
-        torch.tensor([9, 0]).int(),
+        torch.tensor([0, 0, 1], dtype=torch.int8), torch.tensor([0, 0, 1]), torch.tensor([7, 8]).int(),
+        torch.tensor([3, 5]).int(), torch.tensor([9, 0]).int(),
     )  # fmt: skip
+    assert first.request is not None
     assert first.arm is not None
     assert first.prefix is not None
-    assert (first.arm.tolist(), first.prefix.tolist()) == ([3, 3, 5], [9, 9, 0])
+    assert (first.arm.tolist(), first.prefix.tolist(), first.request.tolist()) == ([3, 3, 5], [9, 9, 0], [7, 7, 8])
     place = first.arm.data_ptr()
-    second = buffers.fill(torch.tensor([1], dtype=torch.int8), torch.tensor([0]), torch.tensor([4]).int(), None)
+    one, row = torch.tensor([1], dtype=torch.int8), torch.tensor([0])
+    second = buffers.fill(one, row, torch.tensor([6]).int(), torch.tensor([4]).int(), None)
     assert second.arm is not None
+    assert second.request is not None
     assert second.arm.data_ptr() == place
-    assert (second.arm.tolist(), second.prefix) == ([4], None)
+    assert (second.arm.tolist(), second.prefix, second.request.tolist()) == ([4], None, [6])
+    without = buffers.fill(one, row, torch.tensor([6]).int(), None, None)
+    assert (without.arm, without.prefix) == (None, None)
 
 
 def test_connectors_that_find_kv_by_tokens_alone_are_refused() -> None:

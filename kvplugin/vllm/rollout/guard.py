@@ -43,8 +43,7 @@ class EngineGuard:
     def follow(self, step: StepRollout) -> None:
         """Go by another rollout."""
         self._names = tuple(None if arm is None else arm[0] for arm in step.arms)
-        if step.guard is not None:
-            self._metrics.expect_arms(name for name in self._names if name is not None)
+        self._metrics.expect_arms(name for name in self._names if name is not None)
         self._watch.follow(step)
 
     def look(self, snapshots: Sequence[Snapshot]) -> None:
