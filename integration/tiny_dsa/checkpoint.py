@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,33 @@ def write_checkpoint(spec: TinySpec, out: Path) -> Path:
     Raises:
         OSError: ``out`` is a file, or cannot be written.
     """
+    return write_files(_files(spec), out)
+
+
+def write_files(files: Mapping[str, bytes], out: Path) -> Path:
+    """Write a checkpoint's files into a directory, made where missing; those that hold the same already are left alone.
+
+    Returns:
+        ``out``.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    for name, content in _files(spec).items():
+    for name, content in files.items():
         _put(out / name, content)
     return out
+
+
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """A configuration file's bytes."""
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _files(spec: TinySpec) -> dict[str, bytes]:
     return {
         "model.safetensors": save(model_weights(spec), metadata={"format": "pt"}),
         "tokenizer.json": build_tokenizer().to_str(pretty=True).encode(),
-        "tokenizer_config.json": _json(tokenizer_config()),
-        "generation_config.json": _json(generation_config()),
-        "config.json": _json(model_config(spec)),
+        "tokenizer_config.json": as_json(tokenizer_config()),
+        "generation_config.json": as_json(generation_config()),
+        "config.json": as_json(model_config(spec)),
     }
 
 
@@ -53,7 +68,3 @@ def _put(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from integration.tiny_dsa import dimensions as dim
+from integration.tiny_dsa.checkpoint import as_json, write_files
 from integration.tiny_dsa.model_config import generation_config, model_config
 from integration.tiny_dsa.spec import ModelKind, TinySpec
 from integration.tiny_dsa.training.model import HEADS, INDEX_HEADS, PATTERN, TinyModel
@@ -35,18 +34,15 @@ def export(weights: dict[str, Tensor], kind: ModelKind, out: Path, index_topk: i
     Returns:
         ``out``.
     """
-    out.mkdir(parents=True, exist_ok=True)
     tensors = weights if kind is ModelKind.GLM52 else with_halves_apart(weights)
     files = {
         "model.safetensors": save(tensors, metadata={"format": "pt"}),
         "tokenizer.json": build_word_tokenizer().to_str(pretty=True).encode(),
-        "tokenizer_config.json": _json(word_tokenizer_config()),
-        "generation_config.json": _json(generation_config()),
-        "config.json": _json(trained_config(kind, index_topk)),
+        "tokenizer_config.json": as_json(word_tokenizer_config()),
+        "generation_config.json": as_json(generation_config()),
+        "config.json": as_json(trained_config(kind, index_topk)),
     }
-    for name, content in files.items():
-        _put(out / name, content)
-    return out
+    return write_files(files, out)
 
 
 def export_committed(kind: ModelKind, out: Path, index_topk: int = INDEX_TOPK) -> Path:
@@ -98,16 +94,3 @@ def trained_config(kind: ModelKind, index_topk: int) -> dict[str, Any]:
         "index_n_heads": INDEX_HEADS,
         "first_k_dense_replace": len(PATTERN),
     }
-
-
-def _put(path: Path, content: bytes) -> None:
-    """Replace the file as a whole: a server may be reading the old one."""
-    if path.exists() and path.read_bytes() == content:
-        return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(content)
-    draft.replace(path)
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
