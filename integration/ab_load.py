@@ -11,7 +11,7 @@ from pathlib import Path
 from integration.ab.check import Summary, summarize
 from integration.ab.run import LoadOptions, LoadRun, rollout_file
 from integration.demo.metrics_view import settled_scrape
-from integration.recipes import cpu_environment, model_arguments, tiny_model
+from integration.recipes import cpu_environment, model_arguments, rollout_arguments, tiny_model
 from integration.server import Server, ServerOptions
 from integration.tiny_dsa import ModelKind
 
@@ -24,9 +24,8 @@ def server_options(rollout: Path, folder: Path, api_servers: int) -> ServerOptio
     return ServerOptions(
         arguments=(
             *model_arguments(tiny_model(ModelKind.GLM52)),
-            *("--attention-backend", "KVPLUGIN", "--api-server-count", str(api_servers)),
-            f"--additional-config.kvplugin.rollout={rollout}",
-            f"--additional-config.kvplugin.rollout_state={folder / 'state' / 'override.json'}",
+            *rollout_arguments(rollout, folder / "state" / "override.json"),
+            *("--api-server-count", str(api_servers)),
         ),
         log=folder / "server.log",
         environment={**cpu_environment(), "VLLM_PLUGINS": "kvplugin,kvplugin_endpoints"},

@@ -51,6 +51,15 @@ def plugin_arguments(mode: Mode) -> tuple[str, ...]:
     return ("--attention-backend", "KVPLUGIN", f"--additional-config.kvplugin.policy.mode={mode}")
 
 
+def rollout_arguments(rollout: Path, state: Path) -> tuple[str, ...]:
+    """Command-line arguments that turn the plugin on with a rollout file, and a place for its override."""
+    return (
+        *("--attention-backend", "KVPLUGIN"),
+        f"--additional-config.kvplugin.rollout={rollout}",
+        f"--additional-config.kvplugin.rollout_state={state}",
+    )
+
+
 def cpu_environment(base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables for a server on this machine: a small KV cache, no network, no proxy between client and server."""
     past_proxy = ",".join(filter(None, (base.get("no_proxy") or base.get("NO_PROXY"), "localhost", HOST)))

@@ -12,7 +12,7 @@ from integration.demo.client import Answer, ask_all
 from integration.demo.metrics_view import difference, read_counts, require_active, settled_scrape
 from integration.demo.questions import Question, demo_questions
 from integration.demo.report import ArmRun, DemoReport
-from integration.recipes import TRAINED_TOPK, cpu_environment, model_arguments
+from integration.recipes import TRAINED_TOPK, cpu_environment, model_arguments, rollout_arguments
 from integration.server import VLLM_SERVER, Server, ServerOptions
 from integration.startup_view import StartupView
 
@@ -63,9 +63,7 @@ def _server_options(options: DemoOptions) -> ServerOptions:
     return ServerOptions(
         arguments=(
             *model_arguments(options.model),
-            *("--attention-backend", "KVPLUGIN"),
-            f"--additional-config.kvplugin.rollout={rollout}",
-            f"--additional-config.kvplugin.rollout_state={files / 'override.json'}",
+            *rollout_arguments(rollout, files / "override.json"),
         ),
         log=files / "server.log",
         environment=cpu_environment(),

@@ -254,8 +254,11 @@ class PolicyHook:
         rows: Rows,
         leader: int,
     ) -> None:
-        """Look at what the indexer learned for signals of its health, in one row of ``every``."""
-        if every and self.acting:
+        """Look at what the indexer learned for signals of its health, in one row of ``every``.
+
+        Which arms act is left to the device: a graph may be captured while none does.
+        """
+        if every:
             observe_signals(
                 learned,
                 row_lengths,
