@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.progress import Progress
 from safetensors.torch import load_file
 
+from integration.quality.claims import Verdict, judge
 from integration.quality.engines import EngineCheckError, check_engines
 from integration.quality.page import page
 from integration.quality.plans import quick_plan, whole_plan
 from integration.quality.results import as_json, read_found, write_found
 from integration.quality.suite import Block, run
 from integration.quality.summary import summarise
-from integration.quality.tables import WIDTH, tables
+from integration.quality.tables import WIDTH, claims_table, tables
 from integration.recipes import MODELS
 from integration.tiny_dsa.training.export import TRAINED, load_model
 
@@ -55,7 +56,7 @@ def main(
 ) -> None:
     """Measure what policies do to the answers of a trained tiny model, on clean and on damaged indexers.
 
-    Exits with 1 where an engine disagrees with the torch model.
+    Exits with 1 where the figures refute a claim of docs/quality.md, or an engine disagrees with the torch model.
     """
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
@@ -71,11 +72,14 @@ def main(
     wide = Console(width=max(console.width, WIDTH))
     for table in tables(cells):
         wide.print(table)
-    for name, content in (("quality.json", as_json(cells)), ("quality.html", page(cells))):
+    judgements = judge(cells)
+    wide.print(claims_table(judgements))
+    for name, content in (("quality.json", as_json(cells, judgements)), ("quality.html", page(cells, judgements))):
         (out / name).write_text(content)
         console.print(f"{out / name}", highlight=False)
-    if engine:
-        _ask_engines(console)
+    refuted = any(each.verdict is Verdict.REFUTED for each in judgements)
+    disagree = engine and not _engines_agree(console)
+    raise typer.Exit(1 if refuted or disagree else 0)
 
 
 def _sequences(folder: Path, out: Path, blocks: Sequence[Block], console: Console, reuse: bool) -> Path:
@@ -90,11 +94,11 @@ def _sequences(folder: Path, out: Path, blocks: Sequence[Block], console: Consol
     return path
 
 
-def _ask_engines(console: Console) -> None:
-    disagree = False
+def _engines_agree(console: Console) -> bool:
+    agree = True
     try:
         for each in check_engines():
-            disagree |= not each.agrees
+            agree &= each.agrees
             console.print(
                 f"vLLM {each.form}, {each.contestant}: {each.same} of {each.tokens} tokens as in torch, "
                 f"{each.right} right (torch {each.torch_right}), log-probs within {each.log_prob:.2g}, "
@@ -103,8 +107,8 @@ def _ask_engines(console: Console) -> None:
             )
     except EngineCheckError as error:
         console.print(f"engine check failed: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
-    raise typer.Exit(1 if disagree else 0)
+        return False
+    return agree
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from torch import Tensor
 from integration.tiny_dsa.training.export import with_halves_apart
 from integration.tiny_dsa.training.model import IndexerState, TinyModel, groups
 
+CLEAN = "clean"
 BLOCK = 8
 PAGE = 64
 """Tokens of an index page, as vLLM's indexer cache has them."""
@@ -181,7 +182,7 @@ class NanRows(Damage):
 def damages() -> tuple[Damage, ...]:
     """All of them, the clean indexer first."""
     return (
-        Damage("clean"),
+        Damage(CLEAN),
         WeightNoise("weight noise 0.6 σ", size=0.6),
         WeightNoise("weight noise 1 σ", size=1.0),
         WeightNoise("weight noise 1 σ, layer 0", size=1.0, layers=ALL_LEADERS[:1]),

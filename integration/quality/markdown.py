@@ -10,10 +10,16 @@ from typing import Any
 
 
 def page(report: dict[str, Any]) -> str:
-    """A table of changes per length and budget (a row per selection, a column per damage), and one of accuracies."""
+    """The claims; then, per length and budget, a table of changes (selections by damages) and one of accuracies."""
     cells: list[dict[str, Any]] = report["cells"]
     sizes = list(dict.fromkeys((cell["length"], cell["budget"]) for cell in cells))
-    return "\n".join(_size([cell for cell in cells if (cell["length"], cell["budget"]) == size]) for size in sizes)
+    parts = [_size([cell for cell in cells if (cell["length"], cell["budget"]) == size]) for size in sizes]
+    return "\n".join([_claims(report["claims"]), *parts])
+
+
+def _claims(claims: Sequence[dict[str, Any]]) -> str:
+    rows = [[f"{each['claim']} ({each['expected']})", each["verdict"], str(each["cells"])] for each in claims]
+    return "\n".join([*_table(["claim", "verdict", "cells"], rows), ""])
 
 
 def _size(cells: Sequence[dict[str, Any]]) -> str:

@@ -9,19 +9,20 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from integration.quality.claims import Judgement, Verdict
 from integration.quality.intervals import Interval
 from integration.quality.plots import Bar, Dot, scatter, whiskers
 from integration.quality.policies import LEARNED, contestants
 from integration.quality.results import MASS_WARNING
 from integration.quality.summary import Cell, Place
-from integration.quality.tables import plain, points, share
+from integration.quality.tables import plain, points, seeds, share, where
 from kvplugin import __version__
 
 STEP = 20
 """Axes end at a multiple of this many points."""
 
 
-def page(cells: Sequence[Cell]) -> str:
+def page(cells: Sequence[Cell], judgements: Sequence[Judgement]) -> str:
     """The whole page."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -30,12 +31,25 @@ def page(cells: Sequence[Cell]) -> str:
     return environment.get_template("page.html.j2").render(
         seeds=", ".join(sorted({str(cell.seeds) for cell in cells})),
         version=__version__,
+        claims=[_claim(each) for each in judgements],
         places=[_place(place, [cell for cell in cells if cell.place == place]) for place in places],
         by_hit=scatter([_dot(cell, cell.target_hit) for cell in cells], "target hit", "accuracy"),
         by_mass=scatter([_dot(cell, cell.mass) for cell in cells], "attention mass kept", "accuracy"),
         warning=MASS_WARNING,
         notes=[(each.name, each.note) for each in contestants(places[0].budget)],
     )
+
+
+def _claim(judgement: Judgement) -> dict[str, Any]:
+    cell = judgement.against
+    kinds = {Verdict.HOLDS: "gain", Verdict.REFUTED: "loss"}
+    return {
+        "text": f"{judgement.claim.text} ({judgement.claim.expected})",
+        "verdict": judgement.verdict,
+        "kind": kinds.get(judgement.verdict, ""),
+        "cells": judgement.cells,
+        "against": f"{where(cell)}: {points(cell.change)}" if cell else "",
+    }
 
 
 def _place(place: Place, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -67,6 +81,7 @@ def _row(cell: Cell) -> dict[str, Any]:
         "shares": [share(each.accuracy) for each in cell.tasks.values()],
         "points": points(cell.change),
         "kind": kind,
+        "by_seed": seeds(cell),
         "log_prob": plain(cell.log_prob_change),
         "divergence": plain(cell.divergence),
         "overlap": f"{cell.overlap:.2f}",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from integration.quality.damage import damages
+from integration.quality.damage import CLEAN, damages
 from integration.quality.policies import LEARNED, contestants
 from integration.quality.suite import Block
 
-CLEAN = "clean"
 FAR_TASKS = ("recall", "needle", "copy")
 _EVERY = tuple(each.name for each in contestants(64))
 _MAIN = (

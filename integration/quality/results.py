@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from integration.quality.intervals import CONFIDENCE, Interval
+from integration.quality.claims import Judgement
+from integration.quality.intervals import CONFIDENCE
 from integration.quality.measure import Case, Measured
 from integration.quality.summary import Cell
 
@@ -30,11 +31,26 @@ def read_found(paths: Iterable[Path]) -> dict[Case, Measured]:
     return {Case(*case): Measured(*measured) for case, measured in pairs}
 
 
-def as_json(cells: Iterable[Cell]) -> str:
+def as_json(cells: Iterable[Cell], judgements: Iterable[Judgement]) -> str:
     """The figures as a JSON object; intervals are ``[value, low, high]``."""
-    return json.dumps(
-        {"confidence": CONFIDENCE, "mass_warning": MASS_WARNING, "cells": [_cell(cell) for cell in cells]}, indent=1
-    )
+    report = {
+        "confidence": CONFIDENCE,
+        "mass_warning": MASS_WARNING,
+        "claims": [_claim(each) for each in judgements],
+        "cells": [_cell(cell) for cell in cells],
+    }
+    return json.dumps(report, indent=1)
+
+
+def _claim(judgement: Judgement) -> dict[str, Any]:
+    against = judgement.against
+    return {
+        "claim": judgement.claim.text,
+        "expected": judgement.claim.expected,
+        "verdict": judgement.verdict,
+        "cells": judgement.cells,
+        "against": against and {**against.place._asdict(), "contestant": against.contestant},
+    }
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
@@ -47,6 +63,6 @@ def _cell(cell: Cell) -> dict[str, Any]:
 
 
 def _rounded(value: object) -> object:
-    if isinstance(value, Interval):
+    if isinstance(value, tuple):
         return [round(each, 5) for each in value]
     return round(value, 5) if isinstance(value, float) else value

@@ -10,22 +10,17 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from safetensors.torch import load_file
 
 from integration.quality.damage import Damage, damages
 from integration.quality.signal_power import Power, power
+from integration.quality.signal_tables import Study, over_models, table
 from integration.quality.signal_values import BUDGET, LENGTH, Run, runs_under
 from integration.tiny_dsa.training.export import TRAINED, load_model
 from integration.tiny_dsa.training.model import TinyModel
 from kvplugin.topology.signals import Signal
 
 HEALTHY_RUNS, DAMAGED_RUNS = 50, 16
-SHOWN = 3
-"""Signals of a damage in the table; the file has all."""
-
-Study = dict[str, dict[str, Power]]
-
 app = typer.Typer(add_completion=False)
 
 
@@ -45,13 +40,17 @@ def main(
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
     console = Console(width=150)
-    facts = {}
+    studies = {}
     for folder in model or [TRAINED]:
         found = study(load_model(load_file(folder / "model.safetensors")), runs)
         console.print(table(folder.name, found, runs))
-        facts[folder.name] = {
-            damage: {name: each._asdict() for name, each in signals.items()} for damage, signals in found.items()
-        }
+        studies[folder.name] = found
+    if len(studies) > 1:
+        console.print(over_models(studies))
+    facts = {
+        name: {damage: {signal: each._asdict() for signal, each in found.items()} for damage, found in study.items()}
+        for name, study in studies.items()
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"length": LENGTH, "budget": BUDGET, "healthy_runs": runs, "models": facts}, indent=1))
 
@@ -71,30 +70,6 @@ def study(model: TinyModel, runs: int) -> Study:
 def _compare(healthy: list[Run], damaged: list[Run]) -> dict[str, Power]:
     found = {signal: power([r[signal] for r in healthy], [r[signal] for r in damaged]) for signal in Signal}
     return {signal.name.lower(): each for signal, each in found.items() if each is not None}
-
-
-def table(name: str, found: Study, runs: int) -> Table:
-    """The signals that show each damage best."""
-    shown = Table(
-        title=f"Online signals, {name}: {LENGTH} tokens, K = {BUDGET}; no alarm in {runs} healthy runs",
-        title_justify="left",
-    )
-    for heading in ("damage", "signal", "healthy", "damaged", "ROC area", "values needed", "windows caught"):
-        shown.add_column(heading)
-    for damage, signals in found.items():
-        best = sorted(signals.items(), key=lambda item: (item[1].window or 10**6, -item[1].caught.value, -item[1].area))
-        for place, (signal, each) in enumerate(best[:SHOWN]):
-            shown.add_row(
-                damage if place == 0 else "",
-                signal,
-                f"{each.healthy:.3f}",
-                f"{each.damaged:.3f}",
-                f"{each.area:.3f}",
-                str(each.window) if each.window else "-",
-                f"{each.caught.value:.2f} [{each.caught.low:.2f}, {each.caught.high:.2f}]",
-            )
-        shown.add_section()
-    return shown
 
 
 if __name__ == "__main__":

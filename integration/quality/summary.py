@@ -44,6 +44,7 @@ class Cell:
         seeds: how many trainings.
         tasks: by task.
         change: accuracy minus the learned selection's, all tasks, each sequence counted alike.
+        by_seed: the same for each training, in the order in which they were run.
         log_prob_change: log-probability of the right answer minus the dense model's, by sequence.
         log_prob_gain: the same minus the learned selection's, paired.
         divergence: KL from the dense model's distribution.
@@ -55,6 +56,7 @@ class Cell:
     seeds: int
     tasks: Mapping[str, TaskFigures]
     change: Interval
+    by_seed: tuple[float, ...]
     log_prob_change: Interval
     log_prob_gain: Interval
     divergence: Interval
@@ -78,12 +80,15 @@ def _cell(place: Place, contestant: str, own: Mapping[Case, Measured], found: Ma
         task: _figures({case: pair for case, pair in pairs.items() if case.task == task})
         for task in dict.fromkeys(case.task for case in own)
     }
+    models = list(dict.fromkeys(case.model for case in own))
+    by_seed = (_share_change(pair for case, pair in pairs.items() if case.model == model).value for model in models)
     return Cell(
         place,
         contestant,
-        len({case.model for case in own}),
+        len(models),
         tasks,
         _share_change(pairs.values()),
+        tuple(by_seed),
         mean_interval([each.log_prob_change for each in values]),
         mean_interval([mine.log_prob_change - other.log_prob_change for mine, other in pairs.values()]),
         mean_interval([each.divergence for each in values]),

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from integration.quality.claims import Judgement, judge
 from integration.quality.measure import Case, Measured
 from integration.quality.page import page
 from integration.quality.plans import quick_plan, whole_plan
 from integration.quality.results import as_json, read_found, write_found
 from integration.quality.suite import Block, run
-from integration.quality.summary import summarise
+from integration.quality.summary import Cell, summarise
 from integration.tiny_dsa.training.model import TinyModel
 
 BLOCK = Block(128, 32, ("clean", "10 % NaN rows"), ("learned", "default"), tasks=("needle", "copy"))
@@ -22,6 +23,11 @@ BLOCK = Block(128, 32, ("clean", "10 % NaN rows"), ("learned", "default"), tasks
 @pytest.fixture(scope="module")
 def found() -> dict[Case, Measured]:
     return run((BLOCK,), "untrained", TinyModel().eval(), lambda: None)
+
+
+def _judged(found: dict[Case, Measured]) -> tuple[list[Cell], list[Judgement]]:
+    cells = summarise(found)
+    return cells, judge(cells)
 
 
 def test_every_case_is_measured(found: dict[Case, Measured]) -> None:
@@ -53,13 +59,15 @@ def test_changes_are_paired_by_sequence() -> None:
     found = {case("learned", each): measured(right) for each, right in rights.items()}
     found |= {case("default", each): measured(right + 1) for each, right in rights.items()}
     _, default = summarise(found)
+    assert default.by_seed == pytest.approx((0.25,))
     assert tuple(default.change) == pytest.approx((0.25, 0.25, 0.25))
     assert default.tasks["copy"].accuracy.value == 0.75
 
 
 def test_json_gives_every_difference_an_interval(found: dict[Case, Measured]) -> None:
-    report = json.loads(as_json(summarise(found)))
+    report = json.loads(as_json(*_judged(found)))
     assert "misleads" in report["mass_warning"]
+    assert {each["verdict"] for each in report["claims"]} >= {"not measured"}
     for cell in report["cells"]:
         for figure in (cell["change"], cell["log_prob_gain"], *(task["change"] for task in cell["tasks"].values())):
             value, low, high = figure
@@ -67,7 +75,7 @@ def test_json_gives_every_difference_an_interval(found: dict[Case, Measured]) ->
 
 
 def test_page_stands_offline(found: dict[Case, Measured]) -> None:
-    html = page(summarise(found))
+    html = page(*_judged(found))
     assert not re.findall(r'(?:src|href)="http', html)
     assert html.count("<svg") == 4
     assert "Attention mass misleads" in html
