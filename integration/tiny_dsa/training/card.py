@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from integration.quality.intervals import wilson
 from integration.tiny_dsa.training.evaluation import BAR, BAR_LENGTH, BUDGETS, Accuracy, sink_mass
 from integration.tiny_dsa.training.model import PATTERN, TinyModel
-from integration.tiny_dsa.training.recipe import FURTHEST_POSITION, LENGTHS, Recipe
+from integration.tiny_dsa.training.recipe import FURTHEST_POSITION, LENGTHS, SPARSE_LENGTHS, Recipe
 
 _SINKS = {
     (False, False): "without an attention sink",
@@ -40,9 +40,9 @@ and segments repeated at the end (*copy*). `integration/tiny_dsa/training/tasks.
 
 `integration/tiny_dsa/training/recipe.py`: an induction circuit {sink} is built in, then everything
 trains: dense at length 64 ({steps.short} steps), dense at {shortest} to {longest} with position gaps up to {furthest}
-({steps.mixed}), indexers by KL to attention ({steps.indexer}), sparse with random budgets ({steps.sparse}),
-the same at up to 1024 tokens ({steps.long}).
-{seconds:.0f} s on {threads} thread(s) of the machine that made this file, beside other work.
+({steps.mixed}), indexers from copies of their heads by KL to attention ({steps.indexer}), sparse with random budgets
+at up to {sparse_longest} tokens ({steps.sparse}).
+{seconds:.0f} s on {threads} thread(s) of the machine that made this file.
 `make train` repeats it for three seeds.
 
 ## Answers
@@ -63,6 +63,7 @@ def card(recipe: Recipe, seconds: float, threads: int, model: TinyModel, found: 
         steps=recipe,
         shortest=LENGTHS[0],
         longest=LENGTHS[-1],
+        sparse_longest=SPARSE_LENGTHS[-1],
         furthest=FURTHEST_POSITION,
         seconds=seconds,
         threads=threads,

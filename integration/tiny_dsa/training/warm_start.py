@@ -3,7 +3,8 @@
 Two layers make an induction circuit. Layer 0, head 0 looks one position back (RoPE turns a constant query into a look
 at a fixed distance) and writes what stood there. Layer 1, head 0 looks for tokens whose written content equals its own
 token, so that a repeated key finds the token behind its first appearance. The sink gives that head a place to rest when
-nothing matches. Everything stays trainable.
+nothing matches. The indexers start from what attention has become: index head ``h`` as a copy of attention head ``h``.
+From random weights they find content late, and on some seeds not at all. Everything stays trainable.
 """
 
 from __future__ import annotations
@@ -14,7 +15,15 @@ import torch
 from torch import Tensor
 
 from integration.tiny_dsa import dimensions as dim
-from integration.tiny_dsa.training.model import QK, Attention, TinyModel, inverse_frequencies
+from integration.tiny_dsa.training.model import (
+    HEADS,
+    INDEX_HEADS,
+    QK,
+    Attention,
+    TinyModel,
+    groups,
+    inverse_frequencies,
+)
 from integration.tiny_dsa.training.vocabulary import BOS
 
 FREQUENCIES = 6
@@ -45,6 +54,35 @@ def build_in(model: TinyModel, *, sink: bool) -> None:
     _match(first, second)
     if sink:
         _rest_on_bos(model, second, shared)
+
+
+@torch.no_grad()
+def copy_heads(model: TinyModel) -> None:
+    """Start each indexer as its layer's attention: index head ``h`` scores as attention head ``h`` does.
+
+    An index key holds the rotary part that all heads share and the content key of each head; an index query meets the
+    part of its own head. The norm of the latent in between only scales a token's key, and the indexer's own key norm
+    takes that back.
+
+    Args:
+        model: changed in place.
+    """
+    embeddings = model.model.embed_tokens.weight
+    shared = embeddings.mean(0) / embeddings.mean(0).norm()
+    for layer in groups():
+        attention: Attention = model.model.layers[layer].self_attn
+        indexer, latent = attention.indexer, attention.kv_a_proj_with_mqa.weight[: dim.KV_LORA_RANK]
+        expand = attention.kv_b_proj.weight.view(HEADS, -1, dim.KV_LORA_RANK)[:, : dim.QK_NOPE]
+        content = expand * attention.kv_a_layernorm.weight @ latent / latent.norm(dim=1).mean()
+        rotary = attention.kv_a_proj_with_mqa.weight[dim.KV_LORA_RANK :]
+        indexer.wk.weight.copy_(torch.cat([rotary, content.flatten(0, 1)]))
+        indexer.wq_b.weight.zero_()
+        queries = indexer.wq_b.weight.view(INDEX_HEADS, dim.INDEX_HEAD, -1)
+        for head, query in enumerate(attention.q_b_proj.weight.view(HEADS, QK, -1)):
+            own = dim.QK_ROPE + head * dim.QK_NOPE
+            queries[head, : dim.QK_ROPE] = query[dim.QK_NOPE :]
+            queries[head, own : own + dim.QK_NOPE] = query[: dim.QK_NOPE]
+        indexer.weights_proj.weight.copy_(shared.expand(INDEX_HEADS, -1))
 
 
 def _look_back(attention: Attention, embeddings: Tensor, shared: Tensor) -> None:
