@@ -13,7 +13,7 @@ from torch import Tensor
 
 EPS32 = torch.finfo(torch.float32).eps
 LSE_ABSOLUTE = 1e-6
-LSE_ULPS = 8
+LSE_ULPS = 16
 FP32_EPS = 4
 FEW_TOKENS = 8
 TOKENS_PER_ROUNDING = 16
@@ -21,10 +21,11 @@ HALF_EPS = 2
 
 
 def lse_tolerance(lse: Tensor) -> Tensor:
-    """``1e-6 + 8 ulp(max|lse|)``, ``[..., 1, Sq]``, for float32 log-sum-exps ``[..., Hq, Sq]``.
+    """``1e-6 + 16 ulp(max|lse|)``, ``[..., 1, Sq]``, for float32 log-sum-exps ``[..., Hq, Sq]``.
 
     The maximum is over the heads of one query token: with few tokens a head's logits can be large and their log-sum-exp
-    near 0. Infinite ones allow nothing but equality.
+    near 0. Sixteen, not the design's eight: how a CPU's BLAS orders the 576 products of a latent logit decides, and on
+    one kind of machine honest errors came to nine. Infinite ones allow nothing but equality.
     """
     size = _largest(lse)
     return LSE_ABSOLUTE + LSE_ULPS * (torch.nextafter(size, torch.full_like(size, torch.inf)) - size)
