@@ -16,10 +16,15 @@ from integration.observability.services import Receiver, free_port, running
 from integration.programs import program
 from integration.server import HOST, VLLM_SERVER, Server, ServerOptions
 from kvplugin.dashboards.prometheus import Prometheus, Span
+from kvplugin.dashboards.recordings import RECORDINGS
+from kvplugin.metrics.definitions import REQUESTS
+from kvplugin.metrics.export import DRAIN_INTERVAL_S
 
 DEPLOYED = ROOT / "deploy" / "prometheus"
-SETTLED_S = 2.5
-"""A quarter of a second until the server shows a value, one until it is scraped, one until rules see it, and some."""
+PUBLISHED_S = 2 * DRAIN_INTERVAL_S
+"""Until the server shows what it has counted."""
+SEEN_WITHIN_S = 60.0
+"""Until Prometheus has it too: a scrape or an evaluation may fail or be late on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +75,30 @@ def playing(folder: Path) -> Iterator[Stack]:
             running(commands[1], urls[1], folder / "alertmanager.log"),
             running(commands[0], urls[0], folder / "prometheus.log"),
         ):
-            time.sleep(SETTLED_S)  # a rate needs a value from before the first request
+            prometheus = Prometheus(urls[0])
+            _scraped_anew(prometheus)  # a rate needs a value from before the first request
             for section in ("Serve", "Look"):
                 printed[section] = page.run(section)
-                time.sleep(SETTLED_S)
-            yield Stack(server, Prometheus(urls[0]), receiver, page, folder, printed, time.time())
+                scraped = _scraped_anew(prometheus)
+                for rule in RECORDINGS:
+                    _newer(prometheus, rule.name, scraped)
+            yield Stack(server, prometheus, receiver, page, folder, printed, time.time())
+
+
+def _scraped_anew(prometheus: Prometheus) -> float:
+    """Wait for a scrape that has what the server has counted by now. Returns its time."""
+    return _newer(prometheus, REQUESTS.name, time.time() + PUBLISHED_S)
+
+
+def _newer(prometheus: Prometheus, name: str, than: float) -> float:
+    """Wait until all series of this name have a sample from after a Unix time. Returns the time of the oldest one."""
+    until = time.monotonic() + SEEN_WITHIN_S
+    while time.monotonic() < until:
+        for _, when in prometheus.now(f"min(timestamp({name}))"):
+            if when > than:
+                return when
+        time.sleep(0.1)
+    raise RuntimeError(f"Prometheus has no sample of {name} from the last {SEEN_WITHIN_S:g} s")
 
 
 def _server_options(page: QuickStart, folder: Path, port: int) -> ServerOptions:
