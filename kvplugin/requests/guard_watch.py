@@ -30,8 +30,7 @@ class _Series:
 
     Attributes:
         start: totals where the window under way began; None = nothing was seen yet.
-        bad: bad windows in a row.
-        means: of these windows.
+        means: of the bad windows in a row.
     """
 
     start: SignalTotal | None = None
